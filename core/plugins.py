@@ -1,0 +1,407 @@
+"""The three kinds of plugin, and the frozen data that the core carries between them.
+
+A **Strategy** decides where parameters, gradients and optimizer state live and who communicates when. An **Accelerator**
+decides which device and which collective backend. A **Precision** decides which dtypes. None of them knows another: what
+one must know of another travels as data (`Policy`, `Scaling`, `Context`), what one wants of another is a capability
+name in `Needs`. Everything in this file is public interface; `INTERFACE` counts its breaking changes.
+"""
+
+from __future__ import annotations
+
+import inspect
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from . import gradients
+from .launch.world import World
+from .scaling import LossScaler
+
+INTERFACE = 1
+
+
+# ---------------------------------------------------------------------------------------------------------------- data
+
+
+@dataclass(frozen=True)
+class Policy:
+    """Dtypes, chosen by the Precision and read by the Strategy.
+
+    ``param``: storage of parameters and so of optimizer state; ``compute``: matrix products in the forward pass;
+    ``reduce``: gradients while they are communicated.
+    """
+
+    param: torch.dtype = torch.float32
+    compute: torch.dtype = torch.float32
+    reduce: torch.dtype = torch.float32
+
+
+@dataclass(frozen=True)
+class Scaling:
+    """Dynamic loss scaling as a Precision wants it; the core carries it out (Micikevicius et al. 2018, section 3.2).
+
+    The loss is multiplied by ``initial``; after ``interval`` updates without overflow the scale is multiplied by
+    ``growth``, on overflow by ``backoff`` and the update is skipped.
+    """
+
+    initial: float = 65536.0
+    growth: float = 2.0
+    backoff: float = 0.5
+    interval: int = 2000
+
+
+@dataclass(frozen=True)
+class Clip:
+    """Gradient clipping: ``algorithm`` is ``"norm"`` (global L2 norm of all gradients) or ``"value"`` (elementwise)."""
+
+    value: float
+    algorithm: str = "norm"
+
+
+@dataclass(frozen=True)
+class Needs:
+    """Capability names that a plugin wants the other parties to offer. Plain strings: anybody may coin one."""
+
+    strategy: frozenset[str] = frozenset()
+    accelerator: frozenset[str] = frozenset()
+    precision: frozenset[str] = frozenset()
+    module: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True)
+class Context:
+    """What `Strategy.shard` is told, once.
+
+    ``mesh_dims`` is what the strategy itself answered before launch; ``mesh()`` builds the DeviceMesh from it (a
+    collective: all ranks call it). ``manual`` says that the module steps its optimizers itself. ``late`` says that
+    gradients must not be reduced in the backward pass but in `Strategy.reduce_` at the step (manual optimization, or
+    batches that may be skipped). ``backward`` is the module's backward with its hooks around it: a strategy calls it
+    instead of ``loss.backward()``.
+    """
+
+    world: World
+    device: torch.device
+    policy: Policy = Policy()
+    scaling: Scaling | None = None
+    clip: Clip | None = None
+    accumulate: int = 1
+    meta: bool = False
+    manual: bool = False
+    late: bool = False
+    deterministic: bool = False
+    mesh_dims: Mapping[str, int] = field(default_factory=dict)
+    backward: Callable[[Tensor], None] = Tensor.backward
+
+    def mesh(self) -> Any:
+        """The `torch.distributed.device_mesh.DeviceMesh` with the strategy's dimensions. Called by all ranks."""
+        from torch.distributed.device_mesh import init_device_mesh
+
+        return init_device_mesh(
+            self.device.type, tuple(self.mesh_dims.values()), mesh_dim_names=tuple(self.mesh_dims)
+        )
+
+
+@dataclass(slots=True)
+class MicroBatch:
+    """One forward and backward inside an update.
+
+    ``weight``: what the loss is multiplied with, this rank's and micro-batch's share of the update times the number of
+    ranks, so that the *average* of the ranks' gradients is the gradient of the mean over the update's samples. None is 1.
+    ``last``: whether gradients have to be complete (reduced) after its backward. ``output``: what the step returned,
+    set by `Strategy.forward_backward`.
+    """
+
+    batch: Any
+    index: int
+    weight: float | Tensor | None = None
+    last: bool = True
+    samples: float = 0.0
+    dataloader_index: int = 0
+    output: Any = None
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What an optimizer step did: ``applied`` is False after an overflow, ``norm`` the gradient norm before clipping."""
+
+    applied: bool = True
+    norm: Tensor | None = None
+
+
+# -------------------------------------------------------------------------------------------------------------- plugin
+
+
+class Plugin(ABC):  # noqa: B024  the kinds below have the abstract methods
+    """What all three kinds have in common. Constructor arguments are kept as attributes of the same name."""
+
+    interface: ClassVar[int] = INTERFACE
+
+    @property
+    def needs(self) -> Needs:
+        """What this plugin wants of the others. Called in the launching process: creates no device context."""
+        return Needs()
+
+    @property
+    def offers(self) -> frozenset[str]:
+        """The capability names that this plugin has. Called in the launching process."""
+        return frozenset()
+
+    def options(self) -> dict[str, Any]:
+        """The constructor's arguments by name, for the Plan and the checkpoint; values that are not plain as repr."""
+        names = [
+            name
+            for name, parameter in inspect.signature(type(self)).parameters.items()
+            if parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+        ]
+        values = {name: getattr(self, name) for name in names if name in vars(self)}
+        return {k: v if isinstance(v, (str, int, float, bool, type(None))) else repr(v) for k, v in values.items()}
+
+
+class Precision(Plugin):
+    """Which dtypes for storage, compute and reduction. Knows nothing of processes, devices or layouts."""
+
+    @property
+    @abstractmethod
+    def policy(self) -> Policy:
+        """The dtypes. Read before launch, printed in the Plan, compared with what happened in the first update."""
+
+    @property
+    def scaling(self) -> Scaling | None:
+        """Loss scaling that the core shall carry out, or None."""
+        return None
+
+    def convert(self, module: nn.Module) -> nn.Module:
+        """Convert the user's module, in place where possible. Called once per process before the strategy shards.
+
+        The module may be on the meta device. The default casts floating parameters and buffers to ``policy.param``.
+        """
+        dtype = self.policy.param
+
+        def cast(tensor: Tensor) -> Tensor:
+            return tensor.to(dtype) if tensor.is_floating_point() else tensor
+
+        return module._apply(cast)
+
+    def cast_batch(self, batch: Any) -> Any:
+        """Cast a batch before the step sees it. Not called at all where it is not overridden."""
+        return batch
+
+    def forward_context(self, device_type: str) -> AbstractContextManager[Any] | None:
+        """A context that is entered around every step, or None. Called once; the context is entered again and again."""
+        return None
+
+
+class Accelerator(Plugin):
+    """Which device and which collective backend. Knows nothing of layouts, dtypes or modules.
+
+    ``device_type``, ``collective_backend``, `is_available`, `device_count` and ``offers`` run in the launching process
+    and must not create a device context. The rest runs in the process that trains.
+    """
+
+    device_type: ClassVar[str]
+    collective_backend: ClassVar[str | None]
+
+    @abstractmethod
+    def is_available(self) -> bool:
+        """Whether this machine has such a device, with the software to use it."""
+
+    @abstractmethod
+    def device_count(self) -> int:
+        """How many processes can have a device of their own here. For a CPU: the number of cores."""
+
+    @abstractmethod
+    def device(self, local_rank: int) -> torch.device:
+        """The device of the process with this local rank."""
+
+    def unavailable_reason(self) -> str:
+        """Why `is_available` said no, for the refusal."""
+        return f"no {self.device_type} device was found on this machine"
+
+    def setup(self, device: torch.device) -> None:
+        """Make the device current. Called once in each process that trains, before anything is placed."""
+
+    def teardown(self) -> None:
+        """Release what `setup` took. Called once, also after an exception."""
+
+    def to_device(self, batch: Any, device: torch.device) -> Any:
+        """Move every tensor in a batch to the device. Not called where batches are there already (the CPU)."""
+        from lightning_utilities.core.apply_func import apply_to_collection
+
+        return apply_to_collection(batch, Tensor, lambda tensor: tensor.to(device, non_blocking=True))
+
+    moves_batches: ClassVar[bool] = True
+
+    def seed(self, seed: int) -> None:
+        """Seed the device's random generator. Called before each update; the CPU generators are the core's."""
+
+    def synchronize(self) -> None:
+        """Wait until the device has done what was asked of it. The core calls it only around measurements."""
+
+    def step_boundary(self) -> None:
+        """Called after each update; a lazy device cuts its graph here. Not called where it is not overridden."""
+
+    def memory(self) -> dict[str, int]:
+        """Bytes in use by this process: keys such as ``allocated`` and ``peak``."""
+        return {}
+
+    def stats(self) -> dict[str, float]:
+        """Utilisation and the like, as floats with the unit in the key (``utilization_percent``)."""
+        return {}
+
+
+class Strategy(Plugin):
+    """Where parameters, gradients and optimizer state live, and who communicates when.
+
+    The defaults are a complete data-parallel strategy: every rank holds everything, starts from rank 0's parameters
+    and averages gradients in one collective at the step. A plugin overrides the small pieces (`no_sync`, `reduce_`,
+    `clip_`, ...) first, and the two verbs `forward_backward` and `optimizer_step` only where it owns the whole step.
+    All methods run on all ranks, in the same order, unless their docstring says otherwise.
+    """
+
+    context: Context
+
+    @property
+    def needs(self) -> Needs:
+        return Needs(accelerator=frozenset({"collectives"}))
+
+    @property
+    def offers(self) -> frozenset[str]:
+        return frozenset(
+            {"several_processes", "loss_scaling", "accumulation", "clipping", "manual_optimization", "skip_samples"}
+        )
+
+    def mesh_dims(self, world_size: int) -> dict[str, int]:
+        """Names and sizes of the mesh dimensions, their product being the world size. Pure; called before launch."""
+        return {"dp": world_size}
+
+    def shard(self, root: nn.Module, context: Context) -> nn.Module:
+        """Lay out ``root`` (a StepModule whose forward is the user's step) and return the module to call in training.
+
+        Called once, on all ranks, after the precision's conversion and before the optimizers are made.
+        """
+        self.context = context
+        gradients.broadcast_(root, context.world)
+        return root
+
+    # the two verbs
+
+    def forward_backward(self, root: nn.Module, batches: Iterable[MicroBatch], scale: Tensor | None) -> None:
+        """Run forward and backward of all micro-batches of one update; gradients are complete afterwards.
+
+        ``root`` is what `shard` returned; ``scale`` the loss scale or None. Sets ``output`` of each micro-batch. Under
+        manual optimization the step itself calls backward and the optimizers.
+        """
+        for micro in batches:
+            if micro.last and not self.context.late:
+                self.one_batch(root, micro, scale)
+            else:
+                with self.no_sync(root):
+                    self.one_batch(root, micro, scale)
+
+    def one_batch(self, root: nn.Module, micro: MicroBatch, scale: Tensor | None) -> None:
+        """Forward and, under automatic optimization, backward of one micro-batch."""
+        micro.output = output = root("training_step", micro.batch, micro.index)
+        if self.context.manual:
+            return
+        loss = output["loss"] if isinstance(output, Mapping) else output
+        if loss is None:
+            return
+        if micro.weight is not None:
+            loss = loss * micro.weight
+        if scale is not None:
+            loss = loss * scale
+        self.backward(root, loss)
+
+    def optimizer_step(
+        self,
+        root: nn.Module,
+        optimizers: Sequence[Optimizer],
+        *,
+        clip: Clip | None,
+        scaler: LossScaler | None,
+        before_step: Callable[[Optimizer], None] | None = None,
+    ) -> StepResult:
+        """Reduce, unscale, check agreed by all ranks, clip by the global norm, step: in this order.
+
+        ``before_step`` is the user's hook, called with unscaled gradients before they are clipped.
+        """
+        if self.context.late:
+            self.reduce_(gradients.parameters(optimizers))
+        if scaler is not None and not scaler.unscale_(gradients.of(optimizers), agree=self.agree_):
+            for optimizer in optimizers:
+                optimizer.zero_grad()
+            return StepResult(applied=False)
+        if before_step is not None:
+            for optimizer in optimizers:
+                before_step(optimizer)
+        norm = None
+        if clip is not None:
+            norm = self.clip_(gradients.parameters(optimizers), clip)
+        for optimizer in optimizers:
+            optimizer.step()
+        return StepResult(True, norm)
+
+    # the pieces
+
+    def no_sync(self, root: nn.Module) -> AbstractContextManager[Any]:
+        """A context in which backward does not communicate."""
+        return nullcontext()
+
+    def backward(self, root: nn.Module, loss: Tensor) -> None:
+        """Backward of one weighted and scaled loss."""
+        self.context.backward(loss)
+
+    def reduce_(self, parameters: Sequence[nn.Parameter]) -> None:
+        """Average the gradients of these parameters over all ranks, in place.
+
+        Called at the step where ``context.late`` is set. A parameter without gradient on all ranks stays without.
+        """
+        gradients.average_(parameters, self.context.world)
+
+    def agree_(self, flag: Tensor) -> Tensor:
+        """The maximum of a 0-dim tensor over all ranks, in place."""
+        return gradients.maximum_(flag, self.context.world)
+
+    def clip_(self, parameters: Sequence[nn.Parameter], clip: Clip) -> Tensor | None:
+        """Clip in place and return the global L2 norm before clipping (None when clipping by value)."""
+        return gradients.clip_(parameters, clip.value, clip.algorithm)
+
+    def evaluate(self, root: nn.Module) -> nn.Module:
+        """The module to call in validation, test and predict: the StepModule itself where forward needs no wrapper."""
+        return self.unwrap(root)
+
+    def unwrap(self, root: nn.Module) -> nn.Module:
+        """The StepModule inside what `shard` returned."""
+        return root
+
+    def refresh(self, root: nn.Module) -> nn.Module:
+        """Notice parameters that were frozen, unfrozen or added since the last update; return the module to call.
+
+        Called at every update boundary on all ranks. Must not communicate unless something changed.
+        """
+        return root
+
+    def wrap_optimizer(self, root: nn.Module, optimizer: Optimizer) -> None:
+        """Adapt an optimizer in place, keeping its identity and its ``param_groups`` list. Raises if it has state."""
+
+    @contextmanager
+    def full_parameters(self, root: nn.Module, *, writeback: bool = False) -> Iterator[None]:
+        """A context in which every parameter is whole on every rank; changes are kept when ``writeback`` is set."""
+        yield
+
+    def state_dict(self, module: nn.Module) -> dict[str, Tensor]:
+        """The tensors of the user's module by the user's names: plain, or DTensors where they are sharded."""
+        return module.state_dict()
+
+    def load_state_dict(self, module: nn.Module, state: Mapping[str, Tensor], *, strict: bool = True) -> None:
+        """The reverse of `state_dict`."""
+        module.load_state_dict(state, strict=strict)
+
+    def teardown(self, root: nn.Module) -> None:
+        """Called once at the end, also after an exception; must not communicate."""

@@ -1,0 +1,60 @@
+"""What a run is made of: `Progress`, the only counter, and `TrainState`, the closed list of what a checkpoint holds."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any
+
+from torch import Tensor
+
+
+@dataclass(slots=True)
+class Progress:
+    """Where a run stands. The only counter: checkpoints store it and log records carry it.
+
+    ``epoch``: epochs completed; ``batch``: micro-batches of this rank taken in the current epoch; ``update``: updates
+    applied since the start, whatever the number of optimizers; ``skipped``: updates not applied (overflow, bad batch);
+    ``epoch_update``: updates tried in the current epoch; ``samples``: samples of all ranks since the start;
+    ``seconds``: time spent in training, over all resumed parts.
+    """
+
+    epoch: int = 0
+    batch: int = 0
+    update: int = 0
+    skipped: int = 0
+    epoch_update: int = 0
+    samples: float = 0.0
+    seconds: float = 0.0
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> Progress:
+        known = {f.name for f in fields(cls)}
+        return cls(**{k: v for k, v in values.items() if k in known})
+
+
+@dataclass
+class TrainState:
+    """All that a checkpoint stores. What is not here is not state.
+
+    ``module``: tensors by the user's names. ``optimizers``: one entry per optimizer with ``state`` (parameter name ->
+    key -> tensor or plain value) and ``groups`` (list of options, each with ``params``, the parameter names).
+    ``scaler``: the loss scaler or None. ``data``: the position in the training data. ``seed``: the run's seed, from which
+    every random number follows by position. ``metrics``: accumulators of the current epoch. ``callbacks``: by state key.
+    """
+
+    progress: dict[str, Any] = field(default_factory=dict)
+    module: dict[str, Tensor] = field(default_factory=dict)
+    optimizers: list[dict[str, Any]] = field(default_factory=list)
+    schedulers: list[dict[str, Any]] = field(default_factory=list)
+    scaler: dict[str, Any] | None = None
+    data: dict[str, Any] = field(default_factory=dict)
+    seed: int = 0
+    metrics: dict[str, Any] = field(default_factory=dict)
+    callbacks: dict[str, dict[str, Any]] = field(default_factory=dict)
+    datamodule: dict[str, Any] = field(default_factory=dict)
+    user: dict[str, Any] = field(default_factory=dict)
+    hparams: dict[str, Any] = field(default_factory=dict)
+    plan: dict[str, Any] = field(default_factory=dict)

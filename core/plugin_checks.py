@@ -1,0 +1,144 @@
+"""Whether a class is a plugin of its kind: checked when it is selected, before anything is made of it."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import typing
+from collections.abc import Callable
+from difflib import get_close_matches
+from typing import Any
+
+from .errors import ConfigurationError, PluginBroken, PluginInvalid
+
+# Where each kind's base class is; imported when a plugin of that kind is selected, since most of them import torch.
+_BASES = {
+    "strategy": ("plugins", "Strategy"),
+    "accelerator": ("plugins", "Accelerator"),
+    "precision": ("plugins", "Precision"),
+    "logger": ("loggers.logger", "Logger"),
+    "callback": ("callbacks.callback", "Callback"),
+}
+
+
+def base_class(kind: str) -> type[Any] | None:
+    """The class that every plugin of a kind derives from, or None for a kind that has none."""
+    if kind not in _BASES:
+        return None
+    module, name = _BASES[kind]
+    base: type[Any] = getattr(importlib.import_module(f".{module}", __package__), name)
+    return base
+
+
+def check_class(who: str, cls: type[Any], kind: str) -> None:
+    """Raise PluginInvalid unless ``cls`` can be used wherever its kind's base class is. ``who`` starts the message."""
+    base = base_class(kind)
+    if base is None:
+        return
+    if not issubclass(cls, base):
+        raise PluginInvalid(
+            f"{who} is {cls.__module__}.{cls.__qualname__}, which is not a subclass of trivet's {base.__name__}."
+        )
+    spoken = getattr(base, "interface", None)
+    if spoken is not None and cls.interface != spoken:
+        raise PluginInvalid(
+            f"{who} speaks interface {cls.interface!r} of {base.__name__}; this Trivet speaks {spoken}. "
+            f"Install a version of the plugin made for it."
+        )
+    if missing := [*sorted(getattr(cls, "__abstractmethods__", ())), *_unset_attributes(cls, base)]:
+        raise PluginInvalid(f"{who} does not define {', '.join(missing)}, which {base.__name__} asks for.")
+    if problems := [
+        problem for name in dir(base) if not name.startswith("_") and (problem := _difference(cls, base, name))
+    ]:
+        raise PluginInvalid(f"{who} differs from {base.__name__}: {'; '.join(problems)}.")
+
+
+def _unset_attributes(cls: type[Any], base: type[Any]) -> list[str]:
+    """Class attributes that the base declares without a value and the plugin leaves without one."""
+    declared = [name for name, hint in inspect.get_annotations(base).items() if "ClassVar" in str(hint)]
+    return [name for name in declared if inspect.getattr_static(cls, name, None) is None and not hasattr(cls, name)]
+
+
+def _difference(cls: type[Any], base: type[Any], name: str) -> str:
+    """How a member cannot be used the way the base's is, or an empty string."""
+    theirs, ours = inspect.getattr_static(cls, name), inspect.getattr_static(base, name)
+    if theirs is ours:
+        return ""
+    if isinstance(ours, property):
+        return f"{name} must be a property or a value, it is a method" if inspect.isfunction(theirs) else ""
+    if not inspect.isfunction(ours):
+        return ""
+    member = getattr(cls, name)
+    if not callable(member):
+        return f"{name} must be a method, it is {member!r}"
+    expected, actual = inspect.signature(ours), inspect.signature(member)
+    bound = not inspect.isfunction(theirs)
+    for required_only in (False, True):
+        positional, keywords = _call(expected, required_only=required_only)
+        try:
+            actual.bind(*positional[1 if bound else 0 :], **keywords)
+        except TypeError as error:
+            return f"{name}{actual} cannot be called as {name}{expected} is ({error})"
+    return ""
+
+
+def _call(signature: inspect.Signature, *, required_only: bool) -> tuple[list[None], dict[str, None]]:
+    """Stand-ins for the arguments of a call: all of them, or only those without a default."""
+    asked = [p for p in signature.parameters.values() if p.default is p.empty or not required_only]
+    positional = [None for p in asked if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    return positional, {p.name: None for p in asked if p.kind is p.KEYWORD_ONLY}
+
+
+def resolve_function(who: str, function: Any, kind: str) -> type[Any] | Callable[..., Any]:
+    """Accept a function whose return annotation is a plugin class, or ``type[...]`` of one.
+
+    The first is returned as it is, it takes the options and returns an instance; the second is called, and the class
+    that it returns is checked and returned.
+    """
+    if not inspect.isfunction(function):
+        raise PluginInvalid(f"{who} names {function!r}. Expected a class, or a function annotated to return one.")
+    try:
+        returns = typing.get_type_hints(function).get("return")
+    except Exception as error:
+        raise PluginInvalid(f"{who}: the annotations of {function.__qualname__} cannot be read: {error}.") from error
+    is_factory = typing.get_origin(returns) is type
+    cls = typing.get_args(returns)[0] if is_factory else returns
+    base = base_class(kind)
+    if not isinstance(cls, type) or (base is not None and not issubclass(cls, base)):
+        expected = base.__name__ if base else kind
+        raise PluginInvalid(
+            f"{who}: the function {function.__qualname__} is annotated to return {returns!r}. "
+            f"Expected a {expected}, or type[{expected}]."
+        )
+    if not is_factory:
+        return typing.cast(Callable[..., Any], function)
+    try:
+        made = function()
+    except Exception as error:
+        raise PluginBroken(f"{who}: {function.__qualname__}() raised {type(error).__name__}: {error}.") from error
+    if not isinstance(made, type):
+        raise PluginInvalid(f"{who}: {function.__qualname__}() returned {made!r}, it is annotated to return a class.")
+    check_class(who, made, kind)
+    return made
+
+
+def check_options(who: str, factory: Callable[..., Any], options: dict[str, Any]) -> None:
+    """Raise ConfigurationError for options that a plugin's constructor does not have, and for those it misses."""
+    parameters = {
+        name: parameter
+        for name, parameter in inspect.signature(factory).parameters.items()
+        if parameter.kind is not parameter.POSITIONAL_ONLY
+    }
+    named = {n: p for n, p in parameters.items() if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)}
+    takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
+    available = f"Its options: {', '.join(named)}." if named else "It has no options."
+    for option in [] if takes_any else options:
+        if option not in named:
+            near = get_close_matches(str(option), list(named), n=1)
+            did_you_mean = f" Did you mean {near[0]!r}?" if near else ""
+            raise ConfigurationError(f"{who} has no option {option!r}.{did_you_mean} {available}")
+    missing = [
+        name for name, parameter in named.items() if parameter.default is parameter.empty and name not in options
+    ]
+    if missing:
+        raise ConfigurationError(f"{who} needs {', '.join(repr(name) for name in missing)}. {available}")

@@ -50,16 +50,14 @@ assert status in (0, None), status
 
 @pytest.mark.parametrize(
     "module",
-    ["core", "core.plugins", "core.errors", "core.launch.world"]
-    + [
-        name for kind in ("strategies.ddp", "accelerators.cpu", "precision.full") for name in (kind.split(".")[0], kind)
+    [
+        *("core", "core.plugins", "core.errors", "core.launch.world", "strategies", "strategies.ddp"),
+        *("accelerators", "accelerators.cpu", "precision", "precision.full"),
     ],
 )
 def test_a_folder_of_the_checkout_is_not_imported_a_second_time(module: str) -> None:
     """From the root of a checkout, `import core` would find the folder and give second copies of every class."""
-    result = python(
-        f"import trivet\ntry:\n    import {module}\nfinally:\n    import sys; print({module!r} in sys.modules)"
-    )
+    result = python(f"import sys, trivet\ntry: import {module}\nfinally: print({module!r} in sys.modules)")
     assert result.returncode == 1
     assert result.stdout.strip() == "False"
     assert "ImportError: this folder is the package 'trivet" in result.stderr

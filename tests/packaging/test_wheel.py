@@ -77,7 +77,8 @@ def test_the_wheel_is_pure_and_carries_the_licence(wheel: Path) -> None:
 
 def test_the_sdist_holds_the_sources(built: Path) -> None:
     (path,) = built.glob("*.tar.gz")
-    names = {name.partition("/")[2] for name in tarfile.open(path).getnames()}
+    with tarfile.open(path) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
     expected = {
         file.relative_to(ROOT).as_posix()
         for folder in FOLDERS.values()

@@ -34,7 +34,10 @@ class CUDA(Accelerator):
     def offers(self) -> frozenset[str]:
         dtypes = {"dtype:float32", "dtype:float64", "dtype:bfloat16", "dtype:float16"}
         offered = dtypes | {"autocast:bfloat16", "autocast:float16", "device_ids"}
-        if torch.distributed.is_available() and torch.distributed.is_nccl_available():
+        # A PyTorch without CUDA has no NCCL either; that is one reason for a refusal, not two.
+        if not torch.backends.cuda.is_built() or (  # type: ignore[no-untyped-call]
+            torch.distributed.is_available() and torch.distributed.is_nccl_available()
+        ):
             offered.add("collectives")
         return frozenset(offered)
 

@@ -1,0 +1,232 @@
+"""One combination of module, plugins and request as facts, and everything that is wrong with it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from typing import TYPE_CHECKING
+
+from .launch.world import World
+from .registry import Selected, label
+
+if TYPE_CHECKING:
+    from .plugins import Clip
+
+KINDS = ("module", "strategy", "accelerator", "precision")
+
+# The capability names that Trivet's own plugins use, by the kind that offers them. Others may coin more.
+KNOWN = {
+    "strategy": frozenset(
+        {"several_processes", "loss_scaling", "accumulation", "clipping", "manual_optimization", "skip_samples"}
+    ),
+    "accelerator": frozenset(
+        {
+            "collectives",  # its backend connects several processes
+            "shared_devices",  # more processes than devices are fine
+            "device_ids",  # `device` may be asked for any number below `device_count`
+            "dtype:float32",
+            "dtype:float64",
+            "dtype:bfloat16",
+            "dtype:float16",
+            "autocast:bfloat16",
+            "autocast:float16",
+        }
+    ),
+    "precision": frozenset[str](),
+    "module": frozenset[str](),
+}
+
+
+@dataclass(frozen=True)
+class Party:
+    """What one side says of itself. ``needs`` are capability names by the kind that should offer them.
+
+    ``available``, ``reason`` and ``device_count`` mean something for accelerators, ``mesh_dims`` for strategies.
+    """
+
+    kind: str
+    name: str
+    distribution: str = "local"
+    version: str = ""
+    needs: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    offers: frozenset[str] = frozenset()
+    available: bool = True
+    reason: str = ""
+    device_count: int = 1
+    mesh_dims: Callable[[int], Mapping[str, int]] | None = None
+
+    def __str__(self) -> str:
+        return label(self.kind, self.name, self.distribution, self.version)
+
+
+@dataclass(frozen=True)
+class Request:
+    """What the user asked for beside the plugins. ``devices`` counts processes per node.
+
+    ``world`` is what an environment says, where there is one: it overrules nothing, but has to agree. ``needs`` are
+    further capability names that this run wants, by kind. ``notes`` go into the Plan.
+    """
+
+    devices: int = 1
+    device_ids: tuple[int, ...] | None = None
+    num_nodes: int = 1
+    world: World | None = None
+    manual: bool = False
+    on_skip: str | None = None
+    accumulate: int | None = 1
+    global_batch_size: int | None = None
+    clip: Clip | None = None
+    deterministic: bool = False
+    returns_weights: bool = True
+    needs: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+    @property
+    def world_size(self) -> int:
+        """The number of processes, if the request is granted."""
+        return self.devices * self.num_nodes
+
+
+@dataclass(frozen=True)
+class Combination:
+    """The four sides of a negotiation; ``module`` is None as long as it is not known."""
+
+    module: Party | None
+    strategy: Party
+    accelerator: Party
+    precision: Party
+    request: Request
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A conflict without its remedy. ``axes`` are what to change first: a kind, or a field of the request."""
+
+    parties: tuple[str, ...]
+    reason: str
+    axes: tuple[str, ...]
+
+
+def party(selected: Selected) -> Party:
+    """The facts of a plugin. Asks it only what may be asked in the launching process."""
+    plugin, needs = selected.plugin, selected.plugin.needs
+    facts: dict[str, object] = {}
+    if selected.kind == "accelerator":
+        facts["available"] = available = plugin.is_available()
+        facts["reason"] = "" if available else plugin.unavailable_reason()
+        facts["device_count"] = plugin.device_count() if available else 0
+    if selected.kind == "strategy":
+        facts["mesh_dims"] = plugin.mesh_dims
+    return Party(
+        selected.kind,
+        selected.name,
+        selected.distribution,
+        selected.version,
+        needs={kind: getattr(needs, kind) for kind in KINDS},
+        offers=plugin.offers,
+        **facts,  # type: ignore[arg-type]
+    )
+
+
+def problems(combination: Combination) -> list[Problem]:
+    """Everything that keeps a combination from running; an empty list if nothing does. Pure."""
+    return [
+        *_missing_capabilities(combination),
+        *_accelerator_problems(combination.accelerator, combination.request),
+        *_world_problems(combination.request),
+        *_mesh_problems(combination.strategy, combination.request),
+    ]
+
+
+def _missing_capabilities(combination: Combination) -> Iterator[Problem]:
+    sides = [side for kind in KINDS if (side := getattr(combination, kind)) is not None]
+    for wanting in sides:
+        for offering in sides:
+            if missing := wanting.needs.get(offering.kind, frozenset()) - offering.offers:
+                yield _missing(str(wanting), offering, missing, (offering.kind, wanting.kind))
+    request, strategy = combination.request, combination.strategy
+    wishes = [
+        (request.world_size > 1, f"{request.world_size} processes", "several_processes", ("strategy", "devices")),
+        (request.manual, str(combination.module or "manual optimization"), "manual_optimization", ("strategy",)),
+        (request.on_skip == "samples", "--on_skip samples", "skip_samples", ("strategy", "on_skip")),
+        (
+            (request.accumulate or 1) > 1,
+            f"--accumulate_grad_batches {request.accumulate}",
+            "accumulation",
+            ("strategy", "accumulate"),
+        ),
+        (request.clip is not None, "--gradient_clip_val", "clipping", ("strategy", "clip")),
+    ]
+    for wished, who, name, axes in wishes:
+        if wished and name not in strategy.offers:
+            yield _missing(who, strategy, frozenset({name}), axes)
+    for kind, names in request.needs.items():
+        side = getattr(combination, kind)
+        if side is not None and (missing := names - side.offers):
+            yield _missing("this run", side, missing, (kind,))
+
+
+def _missing(wanting: str, offering: Party, missing: frozenset[str], axes: tuple[str, ...]) -> Problem:
+    reason = f"the first wants {', '.join(map(repr, sorted(missing)))}, which the second does not offer."
+    for name in sorted(missing - KNOWN[offering.kind]):
+        if near := get_close_matches(name, sorted(KNOWN[offering.kind] | offering.offers), n=1, cutoff=0.8):
+            reason += (
+                f" No {offering.kind} of Trivet's offers anything named {name!r}; did its author mean {near[0]!r}?"
+            )
+    return Problem((wanting, str(offering)), reason, axes)
+
+
+def _accelerator_problems(accelerator: Party, request: Request) -> Iterator[Problem]:
+    who = str(accelerator)
+    if not accelerator.available:
+        yield Problem((who, "this machine"), f"it is not available: {accelerator.reason}.", ("accelerator",))
+        return
+    count, ids = accelerator.device_count, request.device_ids
+    if ids is not None:
+        flag = f"--devices {','.join(map(str, ids))}"
+        if "device_ids" not in accelerator.offers:
+            reason = "this accelerator's devices cannot be listed; say how many."
+            yield Problem((flag, who), reason, ("devices", "accelerator"))
+        elif outside := [index for index in ids if index >= count]:
+            reason = f"there is no device {', '.join(map(str, outside))}; the visible ones are 0 to {count - 1}."
+            yield Problem((flag, who), reason, ("devices",))
+    elif request.devices > count and "shared_devices" not in accelerator.offers:
+        found = f"{count} device{'' if count == 1 else 's'}"
+        reason = f"each process wants a device of its own, and this machine has {found}."
+        yield Problem((f"{request.devices} processes on this node", who), reason, ("devices", "accelerator"))
+
+
+def _world_problems(request: Request) -> Iterator[Problem]:
+    world = request.world
+    if world is None:
+        if request.num_nodes > 1:
+            reason = (
+                "no environment says which node this is. Start the script on every node with "
+                f"`torchrun --nnodes {request.num_nodes} --nproc-per-node {request.devices} ...`."
+            )
+            yield Problem((f"--num_nodes {request.num_nodes}", "the local launcher"), reason, ("num_nodes",))
+        return
+    source = f"the environment ({world.source})"
+    if request.devices != world.local_world_size:
+        reason = f"it started {world.local_world_size} processes on this node; flags do not overrule that."
+        yield Problem((f"--devices {request.devices}", source), reason, ("devices",))
+    if request.num_nodes != world.num_nodes:
+        reason = f"it started processes on {world.num_nodes} nodes; flags do not overrule that."
+        yield Problem((f"--num_nodes {request.num_nodes}", source), reason, ("num_nodes",))
+
+
+def _mesh_problems(strategy: Party, request: Request) -> Iterator[Problem]:
+    if strategy.mesh_dims is None or (request.world_size > 1 and "several_processes" not in strategy.offers):
+        return
+    world_size, sides = request.world_size, (f"{request.world_size} processes", str(strategy))
+    try:
+        mesh = strategy.mesh_dims(world_size)
+    except Exception as error:
+        # A strategy says by raising that it cannot be laid out over so many processes.
+        yield Problem(sides, f"{error} ({type(error).__name__}).", ("devices", "strategy"))
+        return
+    if math.prod(mesh.values()) != world_size:
+        reason = f"its mesh {dict(mesh)} has {math.prod(mesh.values())} places."
+        yield Problem(sides, reason, ("devices", "strategy"))

@@ -1,0 +1,137 @@
+"""How a rank's failure travels: a record in the private directory of the launch, and back into an exception."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import time
+import traceback
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import TracebackType
+
+import cloudpickle  # type: ignore[import-untyped]
+
+from ..errors import RankFailed
+
+
+class RemoteTraceback(Exception):
+    """The traceback of another process as text, shown as the cause of what is raised here."""
+
+    def __str__(self) -> str:
+        return f'\n"""\n{self.args[0].rstrip()}\n"""'
+
+
+@dataclass(frozen=True)
+class Failure:
+    """What a rank wrote about its end.
+
+    ``interrupt``: it was asked to stop and did. ``follows``: it ended only because another rank had failed, or, with
+    ``interrupt``, before it had begun. ``exception``: the pickled original, where it pickles.
+    """
+
+    rank: int
+    type_name: str
+    message: str
+    traceback: str = ""
+    time: float = 0.0
+    interrupt: bool = False
+    follows: bool = False
+    exception: bytes | None = None
+
+    def error(self) -> RankFailed:
+        """The failure as an exception, with the original as ``__cause__`` and the worker's traceback as its cause."""
+        error = RankFailed(self.rank, self.type_name, self.message, self.traceback)
+        error.__cause__ = RemoteTraceback(self.traceback) if self.traceback else None
+        if self.exception is not None:
+            try:
+                original = pickle.loads(self.exception)
+            except Exception:  # pickled there, but does not load here: the text has to do
+                return error
+            original.__cause__, error.__cause__ = error.__cause__, original
+        return error
+
+
+def describe(exception: BaseException, rank: int) -> Failure:
+    """Turn an exception that was caught in this process into a record."""
+    frames = exception.__traceback__
+    try:
+        pickled = cloudpickle.dumps(exception)
+        pickle.loads(pickled)  # exceptions with an unusual constructor pickle, but do not load
+    except Exception:
+        pickled = None
+    cut = _from_user_code(frames)
+    return Failure(
+        rank,
+        type(exception).__name__,
+        str(exception),
+        "".join(traceback.format_exception(type(exception), exception, cut)),
+        time.time(),
+        interrupt=isinstance(exception, KeyboardInterrupt),
+        follows=isinstance(exception, RankFailed) and exception.rank != rank,
+        exception=pickled,
+    )
+
+
+def _from_user_code(frames: TracebackType | None) -> TracebackType | None:
+    """Cut the frames of the worker and the loop above the user's first one; keep all where there is no such frame."""
+    first = frames
+    while first is not None and first.tb_frame.f_globals.get("__name__", "").split(".")[0] in ("trivet", "torch"):
+        first = first.tb_next
+    return first or frames
+
+
+def write(directory: Path, failure: Failure) -> None:
+    """Leave the record, once per rank: its first word about its own end counts. Readers see all of it or nothing."""
+    path = directory / f"failure-{failure.rank}"
+    if path.exists():
+        return
+    temporary = directory / f".failure-{failure.rank}-{os.getpid()}"
+    temporary.write_bytes(pickle.dumps(asdict(failure)))
+    temporary.replace(path)
+
+
+def read(directory: Path) -> list[Failure]:
+    """All records so far: first those that failed by themselves, in the order of time."""
+    found = [Failure(**pickle.loads(path.read_bytes())) for path in directory.glob("failure-*")]
+    return sorted(found, key=lambda failure: (failure.follows, failure.time))
+
+
+def process_ended(directory: Path, rank: int) -> bool:
+    """Whether this rank's process ended without having finished its work (it may have left a record)."""
+    try:
+        pid = int((directory / f"pid-{rank}").read_text())
+    except (FileNotFoundError, ValueError):
+        return False
+    return not is_running(pid) and not (directory / f"done-{rank}").exists()
+
+
+def is_running(pid: int) -> bool:
+    """Whether the process runs. A dead child of this one counts as ended before anybody has collected its status."""
+    try:
+        return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
+    except (ChildProcessError, AttributeError):  # not our child, already collected, or a system without waitid
+        pass
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def of_peers(directory: Path, rank: int, world_size: int) -> RankFailed | None:
+    """Which other rank failed first, as far as this directory and the process table tell. Cheap; no communication."""
+    ended = [other for other in range(world_size) if other != rank and process_ended(directory, other)]
+    for failure in read(directory):
+        if failure.rank != rank and (failure.follows or not failure.interrupt):
+            return failure.error()
+    for other in _without_record(directory, ended):
+        return RankFailed(
+            other, "an early end", "its process ended without an exception (killed, os._exit, or a crash)"
+        )
+    return None
+
+
+def _without_record(directory: Path, ended: list[int]) -> Iterator[int]:
+    return (rank for rank in ended if not (directory / f"failure-{rank}").exists())

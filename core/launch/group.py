@@ -1,0 +1,193 @@
+"""Group: the live side of a World. A store for messages, and the default process group for collectives."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import itertools
+import json
+import os
+import sys
+import threading
+import time
+from collections import Counter
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
+from torch.distributed.rendezvous import rendezvous
+
+from ..errors import LaunchError, RankFailed
+from . import failures, watch
+from .environments import LAUNCH_DIR
+from .world import World
+
+_CLOSE_S = 3.0
+_POLL_S = 0.5
+_opened = itertools.count()  # each fit of a process has keys of its own; all ranks open their groups in the same order
+
+
+class Group:
+    """The processes of a run, connected. Made by `Group.open` in each of them."""
+
+    def __init__(self, world: World, store: Store | None, device: torch.device | None) -> None:
+        self.world, self.store, self.device = world, store, device
+        self._calls: Counter[str] = Counter()
+        self._has_collectives = False
+        self._watch: watch.Watch | None = None
+
+    @classmethod
+    def open(
+        cls,
+        world: World,
+        backend: str | None,
+        device: torch.device | None = None,
+        timeout_s: float = 1800.0,
+    ) -> Group:
+        """Connect this process with the others; all ranks call it. A single process without launcher gets no store.
+
+        ``backend`` names that of torch's default process group (``"gloo"``, ``"nccl"``), None makes none. ``timeout_s``
+        bounds each collective.
+        """
+        if world.source == "single":
+            return cls(world, None, device)
+        if dist.is_initialized():
+            raise LaunchError(
+                "torch's default process group exists already, and Trivet has to make it. Call "
+                "torch.distributed.destroy_process_group() before, and do not initialise it yourself."
+            )
+        restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+        prefix = f"trivet/{restart}/{next(_opened)}"
+        base = _base_store(world.rank, world.world_size)
+        group = cls(world, PrefixStore(prefix, base), device)
+        if world.source != "local":  # there the launcher's own watch runs
+            group._watch_store(prefix, base.clone())  # type: ignore[attr-defined]
+        if backend is not None:
+            dist.init_process_group(
+                backend,
+                store=PrefixStore(f"{prefix}/torch", base),
+                rank=world.rank,
+                world_size=world.world_size,
+                timeout=timedelta(seconds=timeout_s),
+                device_id=device if device is not None and device.type == "cuda" else None,
+            )
+            group._has_collectives = True
+        return group
+
+    def exchange(self, key: str, value: str, timeout_s: float = 300.0) -> list[str]:
+        """Post a string and return those of all ranks by rank. All ranks make the same calls in the same order.
+
+        Goes through the store: no collective, no device. Raises LaunchError naming the ranks that did not post in
+        time, or RankFailed as soon as one is known to have failed.
+        """
+        if self.store is None:
+            return [value]
+        call = f"exchange/{key}/{self._calls[key]}"
+        self._calls[key] += 1
+        keys = [f"{call}/{rank}" for rank in range(self.world.world_size)]
+        self.store.set(keys[self.world.rank], value)
+        deadline = time.monotonic() + timeout_s
+        while True:
+            try:
+                self.store.wait(keys, timedelta(seconds=min(_POLL_S, timeout_s)))
+                return [text.decode() for text in self.store.multi_get(keys)]
+            except dist.DistStoreError as error:
+                if (failure := self._peer_failure()) is not None:
+                    raise failure from error
+                if time.monotonic() > deadline:
+                    missing = [rank for rank, name in enumerate(keys) if not self.store.check([name])]
+                    raise LaunchError(
+                        f"waited {timeout_s:g} s for {key!r} from every rank; nothing came from rank "
+                        f"{', '.join(map(str, missing))}. They are stuck, have ended, or took another path in the code."
+                    ) from error
+
+    def barrier(self) -> None:
+        """Wait for all ranks, through the store. All ranks call it."""
+        self.exchange("barrier", "")
+
+    def synchronize(self) -> None:
+        """Wait until this rank's device has done what was asked of it."""
+        if self.device is not None and self.device.type != "cpu":
+            torch.accelerator.synchronize(self.device)
+
+    def fail(self, exception: BaseException) -> None:
+        """Tell the others that this rank failed, once; called by the rank itself, before its hooks for exceptions."""
+        if (guard := watch.current()) is not None:
+            guard.handled = True
+        failure = failures.describe(exception, self.world.rank)
+        if self.world.source == "local":
+            failures.write(Path(os.environ[LAUNCH_DIR]), failure)
+        if self.store is not None and not failure.interrupt and not failure.follows:
+            record = [failure.rank, failure.type_name, failure.message, failure.traceback]
+            with contextlib.suppress(RuntimeError):  # the store went with the process that held it
+                self.store.compare_set("failed", "", json.dumps(record))
+
+    def failure(self, wait_s: float = 0.0) -> RankFailed | None:
+        """Which rank failed first, if it is another one; waits up to ``wait_s`` for the news. No collective."""
+        if (guard := watch.current()) is not None:
+            guard.handled = True  # a signal handler must raise nothing into the caller's except block
+        deadline = time.monotonic() + wait_s
+        while True:
+            failure = self._peer_failure()
+            if failure is not None or time.monotonic() >= deadline:
+                return failure
+            time.sleep(0.05)
+
+    def close(self, abort: bool = False) -> None:
+        """Leave the group. ``abort`` where a peer may be gone: gives up what is under way and waits for nobody."""
+        if self._watch is not None:
+            self._watch.stop()
+            watch.set_current(None)
+            self._watch = None
+        if not self._has_collectives:
+            return
+        self._has_collectives = False
+        if abort:
+            thread = threading.Thread(target=_abort, name="trivet-abort", daemon=True)
+            thread.start()
+            thread.join(_CLOSE_S)
+        else:
+            dist.destroy_process_group()
+
+    def _peer_failure(self) -> RankFailed | None:
+        guard = watch.current()
+        failure = _posted(self.store, self.world.rank) if self.store is not None else None
+        return failure if failure is not None or guard is None else guard.look()
+
+    def _watch_store(self, prefix: str, client: Store) -> None:
+        """Watch from a thread for a peer's failure, with a client of its own: the main one is held while it waits."""
+        store = PrefixStore(prefix, client)
+
+        def last_words(failure: RankFailed) -> None:
+            print(f"rank {self.world.rank} ends {watch.GRACE_S:g} s after {failure}", file=sys.stderr, flush=True)
+
+        self._watch = watch.Watch(lambda: _posted(store, self.world.rank), last_words=last_words).start()
+        watch.set_current(self._watch)
+
+
+@functools.cache
+def _base_store(rank: int, world_size: int) -> Store:
+    """The store that the launcher's variables name. Kept for the life of the process: rank 0 may be serving it."""
+    store: Store
+    store, _, _ = next(rendezvous("env://", rank, world_size))
+    return store
+
+
+def _posted(store: Store, rank: int) -> RankFailed | None:
+    """The first failure that was posted, if it is of another rank."""
+    try:
+        record = json.loads(store.get("failed")) if store.check(["failed"]) else None
+    except RuntimeError:  # the store went with the process that held it
+        return None
+    if record is None or record[0] == rank:
+        return None
+    return RankFailed(*record)
+
+
+def _abort() -> None:
+    with contextlib.suppress(Exception):
+        dist.group.WORLD.abort()  # type: ignore[union-attr]
+    with contextlib.suppress(Exception):
+        dist.destroy_process_group()

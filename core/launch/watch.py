@@ -1,0 +1,85 @@
+"""Watch: the thread in a worker that ends it when its launcher is gone, or soon after another rank has failed."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from ..errors import RankFailed
+
+GRACE_S = 5.0
+"""How long a rank may go on after another has failed: time for hooks, not for waiting on a dead peer."""
+
+_PERIOD_S = 0.5
+
+
+class Watch:
+    """Looks for failed peers and for the launching process, from a daemon thread.
+
+    A rank that is stuck in a collective or in other C++ code runs no Python signal handler, so a thread has to end it.
+    ``look`` answers which peer failed first. ``last_words`` is called before the process is ended for a peer's failure.
+    """
+
+    def __init__(
+        self,
+        look: Callable[[], RankFailed | None],
+        *,
+        last_words: Callable[[RankFailed], None],
+        parent: int | None = None,
+        directory: Path | None = None,
+    ) -> None:
+        self.look, self.last_words = look, last_words
+        self.parent, self.directory = parent, directory
+        self.handled = False  # whether the main thread knows already, so that nothing may be raised into it any more
+        self._stopped = threading.Event()
+
+    def start(self) -> Watch:
+        threading.Thread(target=self._run, name="trivet-watch", daemon=True).start()
+        return self
+
+    def stop(self) -> None:
+        self._stopped.set()
+
+    def raise_once(self, failure: RankFailed) -> None:
+        """Raise in the main thread, from a signal handler, unless it is dealing with a failure already."""
+        if not self.handled:
+            self.handled = True
+            raise failure
+
+    def _run(self) -> None:
+        deadline: float | None = None
+        while not self._stopped.wait(_PERIOD_S):
+            if self.parent is not None and os.getppid() != self.parent:
+                self._abandoned()
+            failure = self.look()
+            if failure is None:
+                continue
+            deadline = deadline or time.monotonic() + GRACE_S
+            if time.monotonic() >= deadline:
+                self.last_words(failure)
+                os._exit(1)
+
+    def _abandoned(self) -> None:
+        if self.directory is not None:
+            shutil.rmtree(self.directory, ignore_errors=True)
+        if os.getpgrp() == os.getpid():  # our own group: data-loader processes end with us
+            os.killpg(os.getpid(), signal.SIGKILL)
+        os._exit(1)
+
+
+_current: Watch | None = None
+
+
+def current() -> Watch | None:
+    """The watch of this process: set in workers of the local launcher, and by `Group` under torchrun."""
+    return _current
+
+
+def set_current(watch: Watch | None) -> None:
+    global _current
+    _current = watch

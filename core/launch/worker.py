@@ -1,0 +1,100 @@
+"""The program that each worker process of the local launcher runs: ``python -m trivet.launch.worker DIRECTORY PARENT``.
+
+It imports torch only after the environment is set, since OpenMP reads its variables while it is loaded.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import pickle
+import signal
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from ..errors import RankFailed
+from . import failures, watch
+from .environments import LAUNCH_DIR, from_variables
+from .world import World
+
+
+def main(directory: Path, parent: int) -> int:
+    """Run the handed-over function on this rank and return the exit code. What went wrong is left as a record.
+
+    An interrupt ends with code 0: the elastic agent ends the other ranks as soon as one exits with another code, and
+    they may still be writing their checkpoint.
+    """
+    status = directory.stat()
+    if status.st_uid != os.getuid() or status.st_mode & 0o077:
+        raise PermissionError(f"{str(directory)!r} is not a private directory of this user; nothing is loaded from it")
+    settings = json.loads((directory / "settings.json").read_text())
+    for name, value in settings["environ"].items():
+        os.environ.setdefault(name, value)
+    os.environ[LAUNCH_DIR] = str(directory)
+    world = from_variables(os.environ, source="local")
+    guard = _guard(directory, parent, world)
+    (directory / f"pid-{world.rank}").write_text(str(os.getpid()))
+    try:
+        if (directory / "stop").exists():  # asked for before this process could be reached by a signal
+            early = failures.describe(KeyboardInterrupt("stopped before it started"), world.rank)
+            failures.write(directory, replace(early, follows=True))
+            return 1  # the others may wait for this rank already
+        _run(settings, directory, world)
+    except BaseException as exception:
+        guard.handled = True
+        failures.write(directory, failures.describe(exception, world.rank))
+        return 0 if isinstance(exception, KeyboardInterrupt) else 1
+    guard.handled = True
+    (directory / f"done-{world.rank}").touch()
+    return 0
+
+
+def _guard(directory: Path, parent: int, world: World) -> watch.Watch:
+    """Install the signal handlers and start the watch."""
+
+    def last_words(failure: RankFailed) -> None:
+        text = f"ended {watch.GRACE_S:g} s after {failure}"
+        record = failures.Failure(world.rank, "RankFailed", text, time=time.time(), follows=True)
+        failures.write(directory, record)
+
+    def terminate(number: int, frame: FrameType | None) -> None:
+        failure = guard.look()
+        if failure is None:  # not the agent ending us after a peer's failure: somebody asks us to stop
+            raise KeyboardInterrupt
+        guard.raise_once(failure)
+
+    guard = watch.Watch(
+        lambda: failures.of_peers(directory, world.rank, world.world_size),
+        last_words=last_words,
+        parent=parent,
+        directory=directory,
+    )
+    watch.set_current(guard)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # may be ignored, inherited from a background job
+    signal.signal(signal.SIGTERM, terminate)
+    return guard.start()
+
+
+def _run(settings: dict[str, Any], directory: Path, world: World) -> None:
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)  # the terminal's or notebook's input belongs to the parent
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    sys.path[:] = settings["path"]
+    sys.argv[:] = settings["argv"]
+    os.chdir(settings["cwd"])
+    payload = pickle.loads((directory / "payload").read_bytes())
+    module, _, name = settings["function"].partition(":")
+    function = getattr(importlib.import_module(module), name)
+    function(payload, world, Path(settings["out_dir"]))
+
+
+if __name__ == "__main__":
+    # imported under its own name, so that its frames are not taken for those of the user's __main__
+    from . import worker
+
+    sys.exit(worker.main(Path(sys.argv[1]), int(sys.argv[2])))

@@ -1,0 +1,52 @@
+"""DataModule: data as an object of its own, with Lightning's hooks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..errors import ConfigurationError
+
+
+class DataModule:
+    """Prepares data and makes loaders; given as ``fit(module, datamodule=...)``.
+
+    Every loader method may return whatever a loader argument of ``fit`` may be. Order of calls: `prepare_data`,
+    `setup`, the loader methods, `teardown`. ``trainer`` is set while the Trainer holds the DataModule.
+    """
+
+    trainer: Any = None
+
+    def prepare_data(self) -> None:
+        """Download, unpack: called on one process per node, before `setup` on any. Set no attribute here."""
+
+    def setup(self, stage: str) -> None:
+        """Make the data sets. Called on every process; ``stage`` is "fit", "validate", "test" or "predict"."""
+
+    def teardown(self, stage: str) -> None:
+        """Called on every process at the end of the stage, also after an exception."""
+
+    def train_dataloader(self) -> Any:
+        """The training data: a loader or any iterable of batches. Called on every process."""
+        raise ConfigurationError(f"{type(self).__name__} has no train_dataloader; fit needs one.")
+
+    def val_dataloader(self) -> Any:
+        """The validation data, a loader or a list of loaders, or None for none."""
+        return None
+
+    def test_dataloader(self) -> Any:
+        """The test data, a loader or a list of loaders, or None for none."""
+        return None
+
+    def predict_dataloader(self) -> Any:
+        """The data to predict on, a loader or a list of loaders, or None for none."""
+        return None
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint shall hold of this object, as plain data. The position in the data is not your concern."""
+        return {}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """The reverse of `state_dict`; called after `setup`."""
+
+    def on_exception(self, exception: BaseException) -> None:
+        """Called on the process in which training raised, before `teardown`."""

@@ -1,0 +1,88 @@
+"""Dealing one update's global batch into W x k micro-batches. Pure; every rank computes the same."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+
+@dataclass(slots=True)
+class Piece:
+    """One micro-batch of one rank: its indices, where they begin in the global batch, and its weight.
+
+    ``samples`` is 0 where a rank has no work in this turn; its indices are then borrowed from the window's first batch.
+    ``weight`` is ``samples`` * world size / samples of the global batch, and None where that is 1.
+    """
+
+    indices: Any
+    offset: int
+    samples: float
+    weight: float | None = None
+
+
+def windows(batches: Iterator[Any], size: int) -> Iterator[tuple[list[Any], bool]]:
+    """Cut a stream of batches into windows of ``size``, the last may be shorter; also say which one is the last.
+
+    The stream is read one window ahead: indices only, no data.
+    """
+    window = list(islice(batches, size))
+    while window:
+        following = list(islice(batches, size))
+        yield window, not following
+        window = following
+
+
+def micro_batches(batches: int, world_size: int) -> int:
+    """How many micro-batches every rank runs for a window of so many user batches."""
+    return -(-batches // world_size)
+
+
+def deal(window: Sequence[Any], rank: int, world_size: int, *, prebuilt: bool = False) -> tuple[list[Piece], float]:
+    """This rank's micro-batches of a window of the user's batches, and the samples of all ranks.
+
+    Micro-batch ``j`` of rank ``r`` is the user's batch ``j * W + r`` where the batches divide evenly among the ranks.
+    Otherwise the window's samples are cut, in order, into equal pieces whose sizes differ by at most one; ``prebuilt``
+    batches (each is one index) cannot be cut and stay whole.
+    """
+    sizes = [prebuilt_size(index) for index in window] if prebuilt else [len(batch) for batch in window]
+    total = sum(sizes)
+    if world_size == 1 and len(window) == 1:
+        return [Piece(window[0], 0, total)], total
+    if prebuilt:
+        pieces = [
+            Piece(window[n], n, sizes[n]) if n < len(window) else Piece(window[0], 0, 0)
+            for n in range(rank, micro_batches(len(window), world_size) * world_size, world_size)
+        ]
+    elif len(window) % world_size == 0:
+        pieces = [Piece(window[n], sum(sizes[:n]), sizes[n]) for n in range(rank, len(window), world_size)]
+    else:
+        pieces = _cut([index for batch in window for index in batch], len(window), rank, world_size)
+    for piece in pieces:
+        piece.weight = weight(piece.samples, total, world_size)
+    return pieces, total
+
+
+def weight(share: float, total: float, world_size: int) -> float | None:
+    """The factor of a micro-batch's loss: its share of the update times the number of ranks; None for 1."""
+    return None if share * world_size == total else share * world_size / total
+
+
+def prebuilt_size(index: Any) -> int:
+    """The samples of a prebuilt batch: known where its index is a list of indices, counted as 1 otherwise."""
+    return len(index) if type(index) is list else 1
+
+
+def _cut(indices: list[Any], batches: int, rank: int, world_size: int) -> list[Piece]:
+    count = micro_batches(batches, world_size) * world_size
+    size, larger = divmod(len(indices), count)
+    pieces = []
+    for n in range(rank, count, world_size):
+        begin = n * size + min(n, larger)
+        end = begin + size + (n < larger)
+        if end > begin:
+            pieces.append(Piece(indices[begin:end], begin, end - begin))
+        else:
+            pieces.append(Piece(indices[:1], 0, 0))
+    return pieces

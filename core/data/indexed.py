@@ -1,0 +1,236 @@
+"""Training data that is read by index: a torch DataLoader over a map-style data set, of any class and sampler."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import chain, islice
+from typing import Any
+
+from torch.utils.data import DataLoader
+
+from ..errors import DataError
+from ..plugins import MicroBatch
+from .dealing import Piece, deal, micro_batches, windows
+from .loader_copy import copy_loader
+from .order import Order
+from .positions import Indices, draws_nothing, seeded_dataset
+from .sharding import describe, index_source, known_length, limited, refuse_distributed_samplers
+from .window import Weigh, Window, weigh_
+
+
+@dataclass(slots=True)
+class _Plan:
+    """What the batch sampler decided about one window, kept until the loader has read it."""
+
+    pieces: list[Piece]
+    total: float
+    index: int
+    end: int
+    last: bool
+
+
+class _Deal:
+    """The copy's batch sampler: this rank's micro-batches of every window, in the order of the user's sampler."""
+
+    def __init__(self, loader: DataLoader[Any], order: Order, rank: int, world_size: int, seed: int) -> None:
+        self.order, self.rank, self.world_size, self.seed = order, rank, world_size, seed
+        self.prebuilt = loader.batch_sampler is None
+        self.seeded = not draws_nothing(loader)
+        self.plans: deque[_Plan] = deque()
+        self.epoch = self.skip = 0
+        self.window_size = 1
+        self.limit: int | None = None
+
+    def __iter__(self) -> Iterator[Any]:
+        # torch calls this twice when it starts workers, and uses the second iterator
+        self.plans.clear()
+        return self._micro_batches(iter(self.order))
+
+    def index_after(self, user_batches: int) -> int:
+        """How many micro-batches a rank runs for the first so many batches of the user's in an epoch."""
+        whole, rest = divmod(user_batches, self.window_size)
+        return whole * micro_batches(self.window_size, self.world_size) + micro_batches(rest, self.world_size)
+
+    def _micro_batches(self, stream: Iterator[Any]) -> Iterator[Any]:
+        stream, position, index = islice(stream, self.limit), self.skip, 0
+        if not self.prebuilt:
+            stream = (batch if hasattr(batch, "__len__") else list(batch) for batch in stream)
+        if self.skip:
+            stream, skipped = self._skip(stream)
+            index = self.index_after(skipped)
+        seed, epoch, rank, world_size, prebuilt = self.seed, self.epoch, self.rank, self.world_size, self.prebuilt
+        for window, last in windows(stream, self.window_size):
+            pieces, total = deal(window, rank, world_size, prebuilt=prebuilt)
+            end = position + (len(window) if prebuilt else int(total))
+            self.plans.append(_Plan(pieces, total, index, end, last))
+            for piece in pieces:
+                if self.seeded:
+                    indices = [piece.indices] if prebuilt else piece.indices
+                    yield Indices(indices, seed, epoch, position + piece.offset)
+                else:
+                    yield piece.indices
+            position, index = end, index + len(pieces)
+
+    def _skip(self, stream: Iterator[Any]) -> tuple[Iterator[Any], int]:
+        # By index: nothing is read. A batch is cut where the batch size has changed since.
+        rest, skipped = self.skip, 0
+        while rest:
+            batch = next(stream, None)
+            if batch is None:
+                break
+            size = 1 if self.prebuilt else len(batch)
+            if size > rest:
+                return chain([list(batch)[rest:]], stream), skipped
+            rest -= size
+            skipped += 1
+        return stream, skipped
+
+
+class Indexed:
+    """The windows of a loader whose samples are dealt among ranks by index."""
+
+    def __init__(
+        self,
+        loader: DataLoader[Any],
+        *,
+        rank: int,
+        world_size: int,
+        accumulate: int,
+        seed: int,
+        limit: int | float | None,
+        weigh: Weigh | None,
+    ) -> None:
+        refuse_distributed_samplers(loader, world_size)
+        self._world_size, self._limit, self._weigh = world_size, limit, weigh
+        self.batch_size = loader.batch_size
+        self._source, self._text = index_source(loader), describe(loader)
+        self._persistent = loader.persistent_workers and loader.num_workers > 0
+        self._order = Order(loader, seed)
+        self._deal = _Deal(loader, self._order, rank, world_size, seed)
+        self._deal.window_size = world_size * accumulate
+        self._loader = dealt_loader(loader, self._deal, seeded=self._deal.seeded)
+        # Where the data stands, and what held when that epoch began
+        self._epoch = self._position = 0
+        self._running = self._finished = False
+        self._generators: dict[str, Any] = {}
+        self._workers_live = self._workers_lived = False
+        self._resumed: dict[str, Any] | None = None
+        if limit != 0 and self.user_batches == 0:
+            raise DataError(f"the loader gives no batch: {self._text}.")
+
+    @property
+    def batches_per_update(self) -> int:
+        return self._deal.window_size
+
+    @property
+    def user_batches(self) -> int | None:
+        """The user's batches of all ranks in one epoch, where the sampler has a length."""
+        length, limit = known_length(self._source), self._limit_batches()
+        return length if limit is None else limit if length is None else min(limit, length)
+
+    @property
+    def num_batches(self) -> int | None:
+        return None if (total := self.user_batches) is None else self._deal.index_after(total)
+
+    @property
+    def num_updates(self) -> int | None:
+        return None if (total := self.user_batches) is None else -(-total // self.batches_per_update)
+
+    def _limit_batches(self) -> int | None:
+        return limited(self._limit, known_length(self._source), self._world_size, self._text)
+
+    def epoch(self, epoch: int) -> Iterator[Window]:
+        """The windows of one epoch, from the position that was loaded where there is one."""
+        if self._resumed is not None and self._resumed["finished"] and self._resumed["epoch"] == epoch - 1:
+            for _ in self.epoch(epoch - 1):  # gives no window, but takes the user's generators through that epoch
+                pass
+        self._begin(epoch)
+        plans, weigh, world_size, given = self._deal.plans, self._weigh, self._world_size, self._position > 0
+        iterator = iter(self._loader)
+        self._workers_live = self._persistent
+        for batch in iterator:
+            if not plans:
+                raise DataError(self._broken("more"))
+            plan = plans.popleft()
+            piece, *others = plan.pieces
+            batches = [MicroBatch(batch, plan.index, piece.weight, not others, piece.samples)]
+            for number, piece in enumerate(others, 1):
+                try:
+                    batch = next(iterator)
+                except StopIteration:
+                    raise DataError(self._broken("fewer")) from None
+                last = number == len(others)
+                batches.append(MicroBatch(batch, plan.index + number, piece.weight, last, piece.samples))
+            window = Window(batches, plan.total, plan.total, plan.last)
+            if weigh is not None:
+                weigh_(window, weigh, world_size)  # a collective: every rank has this window
+            given = True
+            self._position, self._finished = plan.end, plan.last
+            yield window
+        if plans:
+            raise DataError(self._broken("fewer"))
+        if not given and self._limit != 0:
+            raise DataError(f"the loader gives no batch in epoch {epoch}: {self._text}.")
+        self._epoch, self._position, self._running, self._finished = epoch + 1, 0, False, False
+
+    def _begin(self, epoch: int) -> None:
+        deal_, resumed, self._resumed = self._deal, self._resumed, None
+        if resumed is not None and resumed["epoch"] != epoch:
+            raise DataError(f"the training data stands in epoch {resumed['epoch']}, but epoch {epoch} was asked for.")
+        self._epoch = deal_.epoch = epoch
+        self._position = deal_.skip = resumed["position"] if resumed else 0
+        self._finished = bool(resumed and resumed["finished"])
+        self._workers_lived = bool(resumed["workers_lived"]) if resumed else self._workers_live
+        deal_.limit = self._limit_batches()
+        self._order.set_epoch(epoch)
+        if resumed is not None:
+            self._order.load(resumed["generators"], workers_kept=self._workers_lived)
+        self._generators = self._order.state()
+        self._running = True
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the data stands after the last window that was handed out, as plain data; the same on all ranks."""
+        return {
+            "epoch": self._epoch,
+            "position": self._position,
+            "finished": self._finished,
+            "batches_per_update": self.batches_per_update,
+            "batch_size": self.batch_size,
+            "generators": self._generators if self._running else self._order.state(),
+            "workers_lived": self._workers_lived if self._running else self._workers_live,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from there; the next call of `epoch` has to be for that epoch, or for the next if it was finished."""
+        size = state["batches_per_update"]
+        if state["batch_size"] and self.batch_size and state["batch_size"] != self.batch_size:
+            size, rest = divmod(size * state["batch_size"], self.batch_size)
+            if rest:
+                total = state["batches_per_update"] * state["batch_size"]
+                raise DataError(
+                    f"the checkpoint's updates hold {total} samples, which batches of {self.batch_size} cannot make. "
+                    f"Use a loader with batch_size {state['batch_size']}, or one that divides {total}."
+                )
+        self._deal.window_size = size
+        self._loader = copy_loader(self._loader)  # without workers that live on from an epoch before
+        self._workers_live = self._running = False
+        self._epoch, self._position, self._resumed = state["epoch"], state["position"], state
+
+    def _broken(self, what: str) -> str:
+        return (
+            f"{type(self._loader).__name__} gave {what} batches than its batch sampler named. A loader whose __iter__ "
+            "drops, joins or adds batches cannot be dealt by index: let it read its own rank's part and pass "
+            "trivet.data.sharding.already_sharded(loader)."
+        )
+
+
+def dealt_loader(loader: DataLoader[Any], deal_: Any, *, seeded: bool) -> DataLoader[Any]:
+    """A copy of the loader that draws its indices from ``deal_``."""
+    replaced: dict[str, Any] = {"sampler" if loader.batch_sampler is None else "batch_sampler": deal_}
+    if seeded:
+        replaced["dataset"] = seeded_dataset(loader)
+    if loader.num_workers > 0:
+        replaced["in_order"] = True  # a batch is told from the others by its turn
+    return copy_loader(loader, **replaced)

@@ -1,0 +1,152 @@
+"""The order of an epoch: the user's sampler as it is, drawn from a stream that follows from seed and epoch."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from itertools import count
+from typing import Any
+
+import torch
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    RandomSampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+)
+from torch.utils.data.distributed import DistributedSampler
+
+from ..seeding import derive, seed_all
+from .positions import ORDER
+from .sharding import KnowsEpoch, index_source, samplers
+
+
+class Order:
+    """The index stream of a loader, epoch by epoch.
+
+    torch's own samplers draw all they need from the global generators when the first index is taken; those of other
+    classes may draw at any time, and so are seeded before each of their batches. Generators that the user gave are
+    not seeded: they go on from epoch to epoch exactly as in plain PyTorch, where a loader draws the base seed of its
+    workers from its generator between ``iter(batch_sampler)`` and the first batch.
+    """
+
+    def __init__(self, loader: DataLoader[Any], seed: int, *, iterable: bool = False) -> None:
+        self._source, self._seed = index_source(loader), seed
+        self._draws_late = not iterable and not _draws_at_once(self._source)
+        self._told = [x for x in (*samplers(loader).values(), loader.dataset) if isinstance(x, KnowsEpoch)]
+        self._generators = _find_generators(loader)
+        self._epoch = 0
+        self._rewind: dict[str, Any] = {}
+
+    def set_epoch(self, epoch: int) -> None:
+        """Say which epoch the next ``iter`` is of, to the samplers and the data set too where they can be told.
+
+        Without a call it is epoch 0 and nobody is told.
+        """
+        self._epoch, self._rewind = epoch, {}
+        for told in self._told:
+            told.set_epoch(epoch)
+
+    def state(self) -> dict[str, Any]:
+        """The states of the user's generators by name, as plain data."""
+        return {name: _get_state(generator) for name, generator in self._generators.items()}
+
+    def load(self, state: dict[str, Any], *, workers_kept: bool) -> None:
+        """Put the user's generators back to what they were when this epoch began.
+
+        ``workers_kept``: persistent workers lived on then, so the loader did not draw a base seed; it will now, with
+        new workers, and that draw has to be undone.
+        """
+        for name in state.keys() & self._generators.keys():
+            _set_state(self._generators[name], state[name])
+        if workers_kept:
+            self._rewind = state
+
+    def __iter__(self) -> Iterator[Any]:
+        # Not a generator function: a batch sampler's own __iter__ may draw, and has to do so when torch calls it.
+        if self._rewind:
+            self.load(self._rewind, workers_kept=True)
+        seed_all(derive(self._seed, ORDER, self._epoch, 0))
+        iterator = iter(self._source)
+        return self._draw(iterator, self.state() if self._rewind else {})
+
+    def _draw(self, iterator: Iterator[Any], undo: dict[str, Any]) -> Iterator[Any]:
+        self.load(undo, workers_kept=False)
+        try:
+            for number in count(1):
+                seed_all(derive(self._seed, ORDER, self._epoch, number))
+                yield next(iterator)
+                if not self._draws_late:
+                    break
+        except StopIteration:
+            return
+        yield from iterator
+
+
+def _draws_at_once(sampler: Any) -> bool:
+    if type(sampler) is BatchSampler:
+        return _draws_at_once(sampler.sampler)
+    return type(sampler) in (
+        SequentialSampler,
+        RandomSampler,
+        SubsetRandomSampler,
+        WeightedRandomSampler,
+        DistributedSampler,
+        list,
+        tuple,
+        range,
+    )
+
+
+def _find_generators(loader: DataLoader[Any]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for owner_name, owner in {"loader": loader, **samplers(loader)}.items():
+        for name, value in getattr(owner, "__dict__", {}).items():
+            known = any(value is other for other in found.values())
+            if not known and (isinstance(value, (torch.Generator, random.Random)) or _is_numpy_generator(value)):
+                found[f"{owner_name}.{name}"] = value
+    return found
+
+
+def _is_numpy_generator(value: Any) -> bool:
+    if not type(value).__module__.startswith("numpy."):
+        return False
+    import numpy
+
+    return isinstance(value, (numpy.random.Generator, numpy.random.RandomState))
+
+
+def _get_state(generator: Any) -> Any:
+    if isinstance(generator, torch.Generator):
+        return generator.get_state()
+    if isinstance(generator, random.Random):
+        return generator.getstate()
+    import numpy
+
+    if isinstance(generator, numpy.random.RandomState):
+        return _plain(generator.get_state(legacy=False))
+    return _plain(generator.bit_generator.state)
+
+
+def _set_state(generator: Any, state: Any) -> None:
+    if isinstance(generator, torch.Generator):
+        generator.set_state(state)
+        return
+    if isinstance(generator, random.Random):
+        generator.setstate(state)
+        return
+    import numpy
+
+    if isinstance(generator, numpy.random.RandomState):
+        generator.set_state(state)
+    else:
+        generator.bit_generator.state = state
+
+
+def _plain(state: Any) -> Any:
+    # Arrays as lists, which numpy takes back: a checkpoint holds no numpy objects.
+    if isinstance(state, dict):
+        return {key: _plain(value) for key, value in state.items()}
+    return state.tolist() if hasattr(state, "tolist") else state

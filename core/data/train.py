@@ -1,0 +1,98 @@
+"""Training data: windows of micro-batches, one window per update."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from ..errors import ConfigurationError
+from .indexed import Indexed
+from .sharding import is_indexed
+from .stream import Stream
+from .window import Weigh, Window
+
+UNEVEN = ("error", "drop", "join")
+
+__all__ = ["TrainData", "Window"]
+
+
+class TrainData:
+    """One rank's side of the training data.
+
+    The unit of order is the global batch of an update: ``world_size * accumulate`` batches of the user's loader, in the
+    order of the user's sampler. A loader that is read by index is dealt here, so another world size keeps order and
+    global batch; any other is read by each rank for itself (`sharding.local_part`). ``uneven`` says what happens when
+    such parts have different lengths: ``"error"``, ``"drop"`` or ``"join"``. ``limit`` is a number of batches per rank
+    and epoch (int) or a fraction of the epoch (float). ``weigh(batch)`` gives what a batch counts for, instead of its
+    samples, or None where samples shall count; a batch whose samples are not known (prebuilt, or not from a torch
+    DataLoader) counts as 1. Seeds follow from ``seed``, epoch and position.
+
+    Raises DataError for data that cannot be shared out or is empty.
+    """
+
+    def __init__(
+        self,
+        loader: Any,
+        *,
+        rank: int,
+        world_size: int,
+        accumulate: int,
+        seed: int,
+        uneven: str = "error",
+        limit: int | float | None = None,
+        weigh: Weigh | None = None,
+    ) -> None:
+        if uneven not in UNEVEN:
+            raise ConfigurationError(f"uneven={uneven!r} is not known; expected one of {', '.join(map(repr, UNEVEN))}.")
+        self._source: Indexed | Stream
+        if is_indexed(loader):
+            self._source = Indexed(
+                loader, rank=rank, world_size=world_size, accumulate=accumulate, seed=seed, limit=limit, weigh=weigh
+            )
+        else:
+            self._source = Stream(
+                loader,
+                rank=rank,
+                world_size=world_size,
+                accumulate=accumulate,
+                seed=seed,
+                uneven=uneven,
+                limit=limit,
+                weigh=weigh,
+            )
+
+    @property
+    def num_batches(self) -> int | None:
+        """Micro-batches of this rank in one epoch; None where the loader has no length."""
+        return self._source.num_batches
+
+    @property
+    def num_updates(self) -> int | None:
+        """Windows in one epoch; None where the loader has no length."""
+        return self._source.num_updates
+
+    @property
+    def batches_per_update(self) -> int:
+        """The user's batches in one global batch. After resume the checkpoint's, whatever ``accumulate`` says."""
+        return self._source.batches_per_update
+
+    @property
+    def global_batch_size(self) -> int | None:
+        """Samples of a whole global batch; None where the loader's batch size is not known."""
+        size = self._source.batch_size
+        return None if size is None else size * self.batches_per_update
+
+    def epoch(self, epoch: int) -> Iterator[Window]:
+        """The windows of an epoch, from where the loaded state stands. All ranks iterate, in the same turns.
+
+        A window counts as consumed when it is handed out.
+        """
+        return self._source.epoch(epoch)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The position, as plain data, the same on all ranks. All ranks call it (see `Stream.state_dict`)."""
+        return self._source.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on where the state stands: `epoch` has to be called for its epoch next."""
+        self._source.load_state_dict(state)

@@ -1,0 +1,65 @@
+"""Window: what one update is made of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from ..errors import DataError
+from ..plugins import MicroBatch
+from .dealing import weight
+
+Weigh = Callable[[Any], float | None]
+
+
+@dataclass(slots=True)
+class Window:
+    """The micro-batches of this rank in one update, all of them fetched.
+
+    ``samples``: of all ranks; ``weight``: what the micro-batches' shares (`MicroBatch.samples`) add up to over all
+    ranks, which is ``samples`` unless a weighing function rules; ``last``: no window follows in this epoch, known
+    before data is read where the loader is read by index, or a limit is reached, and False where it is not known.
+    """
+
+    batches: list[MicroBatch]
+    samples: float
+    weight: float
+    last: bool = False
+
+
+def weigh_(window: Window, weigh: Weigh, world_size: int) -> None:
+    """Weigh the micro-batches by ``weigh(batch)`` instead of by samples. One collective: all ranks call it."""
+    for micro in window.batches:
+        if micro.samples and (value := weigh(micro.batch)) is not None:
+            micro.samples = float(value)
+    total = sum(micro.samples for micro in window.batches)
+    if world_size > 1:
+        total = sum_over_ranks([total])[0]
+    reweigh_(window, total, world_size)
+
+
+def reweigh_(window: Window, total: float, world_size: int) -> None:
+    """Set the micro-batches' weights from their shares of ``total``."""
+    if not total > 0:
+        raise DataError(
+            f"the batches {[micro.index for micro in window.batches]!r} of one update weigh {total!r} together; "
+            "expected a positive number. Leave such batches out of the data, or let batch_weight return what counts."
+        )
+    window.weight = total
+    for micro in window.batches:
+        micro.weight = weight(micro.samples, total, world_size)
+
+
+def sum_over_ranks(values: list[float]) -> list[float]:
+    """Elementwise sum over all ranks. A collective that every rank takes part in; waits for the result."""
+    backend = dist.get_backend()
+    on_cpu = any(name in backend for name in ("gloo", "mpi", "cpu"))
+    device = None if on_cpu else torch.accelerator.current_accelerator()
+    tensor = torch.tensor(values, dtype=torch.float64, device=device)
+    dist.all_reduce(tensor)
+    result: list[float] = tensor.tolist()
+    return result

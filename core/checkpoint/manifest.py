@@ -1,0 +1,111 @@
+"""The manifest of a checkpoint: the file that is written last and makes the directory a checkpoint."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from datetime import UTC, datetime
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import torch
+
+from ..errors import CheckpointError
+
+NAME = "manifest.json"
+FORMAT = "trivet-checkpoint"
+VERSION = 1
+
+
+def make(
+    directory: Path,
+    *,
+    progress: dict[str, Any],
+    plan: dict[str, Any],
+    metrics: dict[str, float] | None,
+    world_size: int,
+) -> dict[str, Any]:
+    """The manifest of the files that now lie in ``directory``. Metrics that are not finite are stored as text."""
+    from .. import __version__
+
+    return {
+        "format": FORMAT,
+        "version": VERSION,
+        "trivet": __version__,
+        "torch": str(torch.__version__),
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+        "world_size": world_size,
+        "progress": progress,
+        "plan": plan,
+        "metrics": {k: float(v) if math.isfinite(v) else str(float(v)) for k, v in (metrics or {}).items()},
+        "files": {
+            path.relative_to(directory).as_posix(): {"size": path.stat().st_size}
+            for path in sorted(directory.rglob("*"))
+            if path.is_file()
+        },
+    }
+
+
+def write(directory: Path, values: dict[str, Any]) -> None:
+    """Write the manifest and force it, and with it the directory, to the disk."""
+    with open(directory / NAME, "x", encoding="utf-8") as file:
+        json.dump(values, file, indent=1, allow_nan=False)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def read(directory: Path) -> dict[str, Any]:
+    """The manifest, checked for its form. Raises `CheckpointError` with path and reason."""
+    file = directory / NAME
+    if not directory.exists():
+        raise CheckpointError(f"cannot read checkpoint {str(directory)!r}: it does not exist")
+    if not file.is_file():
+        raise CheckpointError(
+            f"cannot read checkpoint {str(directory)!r}: it has no {NAME}; it is no checkpoint, or an incomplete one"
+        )
+    try:
+        values = json.loads(file.read_text(encoding="utf-8"))
+        return _checked(values)
+    except (OSError, ValueError, TypeError, RecursionError) as error:
+        raise CheckpointError(f"cannot read checkpoint {str(directory)!r}: bad {NAME}: {error}") from error
+
+
+def check_files(directory: Path, values: dict[str, Any]) -> None:
+    """Raise `CheckpointError` naming each listed file that is missing or has another size."""
+    wrong = []
+    for name, entry in values["files"].items():
+        file = directory / name
+        if not file.is_file():
+            wrong.append(f"{name} is missing")
+        elif file.stat().st_size != entry["size"]:
+            wrong.append(f"{name} has {file.stat().st_size} bytes instead of {entry['size']}")
+    if wrong:
+        raise CheckpointError(f"cannot read checkpoint {str(directory)!r}: {'; '.join(wrong)}")
+
+
+def _checked(values: Any) -> dict[str, Any]:
+    if not isinstance(values, dict) or values.get("format") != FORMAT:
+        raise ValueError(f"its format is not {FORMAT!r}")
+    if type(values.get("version")) is not int or values["version"] < 1:
+        raise ValueError(f"its version is {values.get('version')!r}, expected a positive integer")
+    if values["version"] > VERSION:
+        raise ValueError(
+            f"its format version is {values['version']}, this Trivet reads up to {VERSION}; it was written by "
+            f"Trivet {values.get('trivet')!r}: update Trivet to read it"
+        )
+    for key in ("files", "progress", "plan", "metrics"):
+        if not isinstance(values.get(key), dict):
+            raise ValueError(f"{key!r} is {values.get(key)!r}, expected an object")
+    for name, entry in values["files"].items():
+        _check_name(name)
+        if not isinstance(entry, dict) or type(entry.get("size")) is not int:
+            raise ValueError(f"file {name!r} has the entry {entry!r}, expected an object with its size")
+    values["metrics"] = {name: float(value) for name, value in values["metrics"].items()}
+    return values
+
+
+def _check_name(name: str) -> None:
+    path = PurePosixPath(name)
+    if not name or path.is_absolute() or ".." in path.parts or "\\" in name or ":" in name or "\0" in name:
+        raise ValueError(f"the file name {name!r} leaves the directory")

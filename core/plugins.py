@@ -82,7 +82,8 @@ class Context:
     collective: all ranks call it). ``manual`` says that the module steps its optimizers itself. ``late`` says that
     gradients must not be reduced in the backward pass but in `Strategy.reduce_` at the step (manual optimization, or
     batches that may be skipped). ``backward`` is the module's backward with its hooks around it: a strategy calls it
-    instead of ``loss.backward()``.
+    instead of ``loss.backward()``. ``same_on_all_ranks(what, names)`` raises on every rank when the ranks' lists of
+    names differ; it goes through the store, not a collective, so that it cannot hang.
     """
 
     world: World
@@ -97,6 +98,7 @@ class Context:
     deterministic: bool = False
     mesh_dims: Mapping[str, int] = field(default_factory=dict)
     backward: Callable[[Tensor], None] = Tensor.backward
+    same_on_all_ranks: Callable[[str, Sequence[str]], None] = lambda what, names: None
 
     def mesh(self) -> Any:
         """The `torch.distributed.device_mesh.DeviceMesh` with the strategy's dimensions. Called by all ranks."""
@@ -182,11 +184,14 @@ class Precision(Plugin):
         The module may be on the meta device. The default casts floating parameters and buffers to ``policy.param``.
         """
         dtype = self.policy.param
-
-        def cast(tensor: Tensor) -> Tensor:
-            return tensor.to(dtype) if tensor.is_floating_point() else tensor
-
-        return module._apply(cast)
+        # Not Module.to(dtype): it casts complex tensors too, dropping their imaginary part. Assigning ``data`` keeps each
+        # parameter's identity, and so ties between them.
+        for tensor in (*module.parameters(), *module.buffers()):
+            if tensor.is_floating_point() and tensor.dtype != dtype:
+                gradient, tensor.grad = tensor.grad, None
+                tensor.data = tensor.data.to(dtype)
+                tensor.grad = None if gradient is None else gradient.to(dtype)
+        return module
 
     def cast_batch(self, batch: Any) -> Any:
         """Cast a batch before the step sees it. Not called at all where it is not overridden."""
@@ -275,6 +280,10 @@ class Strategy(Plugin):
         return frozenset(
             {"several_processes", "loss_scaling", "accumulation", "clipping", "manual_optimization", "skip_samples"}
         )
+
+    def notes(self, world_size: int, deterministic: bool) -> tuple[str, ...]:
+        """What a user should know before launch: sentences for the Plan."""
+        return ()
 
     def mesh_dims(self, world_size: int) -> dict[str, int]:
         """Names and sizes of the mesh dimensions, their product being the world size. Pure; called before launch."""

@@ -15,6 +15,8 @@ class Progress:
     ``epoch``: epochs completed; ``batch``: micro-batches of this rank taken in the current epoch; ``update``: updates
     applied since the start, whatever the number of optimizers; ``skipped``: updates not applied (overflow, bad batch);
     ``epoch_update``: updates tried in the current epoch; ``samples``: samples of all ranks since the start;
+    ``validated``: the value of ``batch`` at the epoch's last validation; ``scheduled``: whether the schedules of the epoch
+    were stepped (both, so that a run saved on the way through an epoch's end goes on right there);
     ``seconds``: time spent in training, over all resumed parts.
     """
 
@@ -23,8 +25,16 @@ class Progress:
     update: int = 0
     skipped: int = 0
     epoch_update: int = 0
+    validated: int = 0
+    scheduled: bool = False
     samples: float = 0.0
     seconds: float = 0.0
+
+    def complete_epoch(self) -> None:
+        """Begin the next epoch."""
+        self.epoch += 1
+        self.batch = self.epoch_update = self.validated = 0
+        self.scheduled = False
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)

@@ -1,0 +1,159 @@
+"""Between a running fit and a `TrainState`: what a checkpoint holds, read off a run and put back into one."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from .checkpoint.plain import check_plain
+from .errors import CheckpointError
+from .hooks import call
+from .state import Progress, TrainState
+
+if TYPE_CHECKING:
+    from .loop import Run
+
+
+def capture(run: Run, *, tensors: bool = True) -> TrainState:
+    """The state of a run at an update boundary. All ranks call it. Without ``tensors`` only what has to be plain."""
+    engine, trainer = run.engine, run.trainer
+    callbacks = {callback.state_key: callback.state_dict() for callback in trainer.callbacks}
+    state = TrainState(
+        callbacks={key: value for key, value in callbacks.items() if value},
+        datamodule=trainer.datamodule.state_dict() if trainer.datamodule is not None else {},
+        hparams=plain_hparams(run.module.hparams.__dict__),
+        seed=run.seed,
+        plan=run.plan.to_dict(),
+        progress=run.progress.to_dict(),
+    )
+    call(run.hooks.on_save_checkpoint, state.user)
+    if tensors:
+        state.module = engine.strategy.state_dict(engine.module)
+        state.optimizers = [by_name(optimizer, engine.names) for optimizer in engine.optimizers]
+        state.schedulers = [schedule.scheduler.state_dict() for schedule in engine.schedules]
+        state.scaler = engine.scaler.state_dict() if engine.scaler is not None else None
+        state.data = run.train_data.state_dict() if run.train_data is not None else {}
+        state.metrics = run.train_metrics.state_dict()
+    return state
+
+
+def check(run: Run) -> None:
+    """Refuse before the first update what a checkpoint could not hold, naming the key."""
+    state = capture(run, tensors=False)
+    for name in ("callbacks", "datamodule", "hparams", "user"):
+        check_plain(getattr(state, name), name)
+
+
+def template(run: Run) -> TrainState:
+    """The tensors that a checkpoint is read into, in place."""
+    return TrainState(module=run.engine.strategy.state_dict(run.engine.module))
+
+
+def restore(run: Run, state: TrainState) -> None:
+    """Put a state back; the module's tensors are there already. All ranks call it, before `on_fit_start`."""
+    engine, trainer = run.engine, run.trainer
+    if len(state.optimizers) != len(engine.optimizers):
+        raise CheckpointError(
+            f"the checkpoint holds {len(state.optimizers)} optimizers, configure_optimizers returned {len(engine.optimizers)}."
+        )
+    if len(state.schedulers) != len(engine.schedules):
+        raise CheckpointError(
+            f"the checkpoint holds {len(state.schedulers)} schedulers, configure_optimizers returned {len(engine.schedules)}."
+        )
+    for optimizer, saved in zip(engine.optimizers, state.optimizers, strict=True):
+        load_by_name(optimizer, saved, engine.names)
+    for schedule, saved in zip(engine.schedules, state.schedulers, strict=True):
+        schedule.scheduler.load_state_dict(saved)
+    if engine.scaler is not None and state.scaler is not None:
+        engine.scaler.load_state_dict(state.scaler)
+    if run.train_data is not None:
+        run.train_data.load_state_dict(state.data)
+    run.train_metrics.load_state_dict(state.metrics)
+    run.seed = state.seed
+    restored = Progress.from_dict(state.progress)
+    for name in state.progress:
+        setattr(run.progress, name, getattr(restored, name))
+    if trainer.datamodule is not None:
+        trainer.datamodule.load_state_dict(state.datamodule)
+    load_callbacks(trainer.callbacks, state.callbacks)
+    call(run.hooks.on_load_checkpoint, state.user)
+    run.resumed = True
+
+
+def load_callbacks(callbacks: list[Any], states: Mapping[str, dict[str, Any]]) -> None:
+    """Give each callback the state that was stored under its key."""
+    for callback in callbacks:
+        if callback.state_key in states:
+            callback.load_state_dict(states[callback.state_key])
+
+
+# ---------------------------------------------------------------------------------------------- optimizers, by parameter name
+
+
+def by_name(optimizer: Optimizer, names: Mapping[Tensor, str]) -> dict[str, Any]:
+    """An optimizer's state with parameter names for keys, so that it does not depend on order or wrapping."""
+    packed = optimizer.state_dict()
+    order = [names_of(group["params"], names, index) for index, group in enumerate(optimizer.param_groups)]
+    by_id = {
+        number: name
+        for group, group_names in zip(packed["param_groups"], order, strict=True)
+        for number, name in zip(group["params"], group_names, strict=True)
+    }
+    return {
+        "state": {by_id[number]: state for number, state in packed["state"].items()},
+        "groups": [
+            {**{k: v for k, v in group.items() if k != "params"}, "params": group_names}
+            for group, group_names in zip(packed["param_groups"], order, strict=True)
+        ],
+    }
+
+
+def names_of(params: list[nn.Parameter], names: Mapping[Tensor, str], group: int) -> list[str]:
+    """The names of a group's parameters; one that the module doesn't own gets its place in the group."""
+    return [names.get(param, f"<group {group}, parameter {index}>") for index, param in enumerate(params)]
+
+
+def load_by_name(optimizer: Optimizer, saved: Mapping[str, Any], names: Mapping[Tensor, str]) -> None:
+    """The reverse of `by_name`. Raises CheckpointError when the groups hold other parameters."""
+    packed = copy.copy(optimizer.state_dict())
+    groups = []
+    ids: dict[str, Any] = {}
+    if len(saved["groups"]) != len(packed["param_groups"]):
+        raise CheckpointError(
+            f"the checkpoint's optimizer has {len(saved['groups'])} parameter groups, this one {len(packed['param_groups'])}."
+        )
+    for index, (group, old) in enumerate(zip(packed["param_groups"], saved["groups"], strict=True)):
+        here = names_of(optimizer.param_groups[index]["params"], names, index)
+        if sorted(here) != sorted(old["params"]):
+            raise CheckpointError(
+                f"parameter group {index} differs: only in the checkpoint {sorted(set(old['params']) - set(here))}, only "
+                f"here {sorted(set(here) - set(old['params']))}."
+            )
+        ids.update(zip(here, group["params"], strict=True))
+        groups.append({**{k: v for k, v in old.items() if k != "params"}, "params": group["params"]})
+    state = {ids[name]: dict(values) for name, values in saved["state"].items()}
+    optimizer.load_state_dict({"state": state, "param_groups": groups})
+
+
+# ------------------------------------------------------------------------------------------------------- hyperparameters
+
+
+def plain_hparams(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Hyperparameters as plain data: classes and functions by import path, modules left out with one warning."""
+    plain: dict[str, Any] = {}
+    left_out = []
+    for name, value in values.items():
+        if isinstance(value, nn.Module):
+            left_out.append(name)
+        elif isinstance(value, type) or callable(value):
+            plain[name] = {"import_path": f"{value.__module__}:{value.__qualname__}"}
+        else:
+            plain[name] = value
+    if left_out:
+        warnings.warn(f"hyperparameters that are modules are not stored in checkpoints: {left_out}.", stacklevel=2)
+    return plain

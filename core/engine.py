@@ -1,0 +1,248 @@
+"""Engine: the composed parts of a run, and the one place where the order of building matters."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from .errors import ConfigurationError
+from .hooks import call
+from .plugins import Accelerator, Clip, Context, Precision, Strategy
+from .scaling import LossScaler
+
+if TYPE_CHECKING:
+    from .capabilities import Plan
+    from .hooks import Hooks
+    from .launch.world import World
+
+
+class StepModule(nn.Module):
+    """A module whose forward is one of the user's steps, inside the precision's context, on a cast batch.
+
+    Strategies wrap or shard this module, so that the step runs inside their own forward.
+    """
+
+    def __init__(self, module: nn.Module, precision: Precision, device_type: str) -> None:
+        super().__init__()
+        self.module = module
+        self.context: AbstractContextManager[Any] | None = precision.forward_context(device_type)
+        casts = type(precision).cast_batch is not Precision.cast_batch
+        self.cast: Callable[[Any], Any] | None = precision.cast_batch if casts else None
+
+    def forward(self, step: str, *args: Any, **kwargs: Any) -> Any:
+        """``step`` names a method of the user's module; the rest are its arguments."""
+        if self.cast is not None:
+            args = tuple(map(self.cast, args))
+        if self.context is None:
+            return getattr(self.module, step)(*args, **kwargs)
+        with self.context:
+            return getattr(self.module, step)(*args, **kwargs)
+
+
+@dataclass
+class Schedule:
+    """A learning-rate scheduler and when to step it: every ``frequency`` updates or epochs."""
+
+    scheduler: Any
+    interval: str = "epoch"
+    frequency: int = 1
+    monitor: str | None = None
+
+    @property
+    def wants_metric(self) -> bool:
+        return isinstance(self.scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau)
+
+
+@dataclass
+class Engine:
+    """Strategy, accelerator, precision and the user's module, put together. ``root`` is what training calls."""
+
+    module: nn.Module
+    strategy: Strategy
+    accelerator: Accelerator
+    precision: Precision
+    device: torch.device
+    step: StepModule
+    root: nn.Module
+    optimizers: list[Optimizer] = field(default_factory=list)
+    schedules: list[Schedule] = field(default_factory=list)
+    scaler: LossScaler | None = None
+    clip: Clip | None = None
+    names: dict[Tensor, str] = field(default_factory=dict)
+    moves: bool = False
+
+    def move(self, batch: Any) -> Any:
+        """A batch on the run's device."""
+        return self.accelerator.to_device(batch, self.device) if self.moves else batch
+
+
+def build(
+    module: nn.Module,
+    *,
+    plan: Plan,
+    strategy: Strategy,
+    accelerator: Accelerator,
+    precision: Precision,
+    world: World,
+    device: torch.device,
+    clip: Clip | None = None,
+    late: bool = False,
+    train: bool = True,
+    backward: Callable[[Tensor], None] = Tensor.backward,
+    same_on_all_ranks: Callable[[str, Sequence[str]], None] = lambda what, names: None,
+    configure_optimizers: Callable[[], Any] | None = None,
+) -> Engine:
+    """Put the parts together. Called on all ranks; the order below is the only right one.
+
+    Layers exist before they are converted, are converted before they are sharded, are sharded before an optimizer sees
+    them, and an optimizer is adapted before it has state.
+    """
+    configure_model = getattr(module, "configure_model", None)
+    if configure_model is not None:
+        configure_model()
+    module = precision.convert(module)
+    module = module.to(device)
+    step = StepModule(module, precision, device.type)
+    manual = not getattr(module, "automatic_optimization", True)
+    context = Context(
+        world=world,
+        device=device,
+        policy=precision.policy,
+        scaling=precision.scaling,
+        clip=clip,
+        accumulate=plan.accumulate or 1,
+        manual=manual,
+        late=late or manual,
+        deterministic=plan.deterministic,
+        mesh_dims=strategy.mesh_dims(world.world_size),
+        backward=backward,
+        same_on_all_ranks=same_on_all_ranks,
+    )
+    root = strategy.shard(step, context) if train else step
+    engine = Engine(
+        module, strategy, accelerator, precision, device, step, root, clip=clip, moves=accelerator.moves_batches
+    )
+    if train and configure_optimizers is not None:
+        engine.optimizers, engine.schedules = read_optimizers(configure_optimizers(), module)
+        _check_optimizers(engine, manual)
+        for optimizer in engine.optimizers:
+            strategy.wrap_optimizer(root, optimizer)
+        if precision.scaling is not None:
+            engine.scaler = LossScaler(precision.scaling)
+    engine.names = {param: name for name, param in module.named_parameters()}
+    return engine
+
+
+def with_hooks(module: Any, hooks: Hooks) -> Callable[[Tensor], None]:
+    """The module's backward with its hooks around, or plain ``Tensor.backward`` where nobody overrides anything."""
+    before, after = hooks.on_before_backward, hooks.on_after_backward
+    backward = module.backward
+    if type(module).backward.__module__ == "trivet.module" and not before and not after:
+        return Tensor.backward
+
+    def run(loss: Tensor) -> None:
+        call(before, loss)
+        backward(loss)
+        call(after)
+
+    return run
+
+
+# ----------------------------------------------------------------------------------------- what configure_optimizers returns
+
+
+def read_optimizers(answer: Any, module: nn.Module) -> tuple[list[Optimizer], list[Schedule]]:
+    """All forms that `Module.configure_optimizers` may return, as two lists."""
+    name = f"{type(module).__name__}.configure_optimizers()"
+    if answer is None:
+        return [], []
+    if isinstance(answer, tuple) and len(answer) == 2 and all(isinstance(part, (list, tuple)) for part in answer):
+        optimizers, schedulers = list(answer[0]), list(answer[1])
+        return _only_optimizers(optimizers, name), [_schedule(s, name) for s in schedulers]
+    entries = list(answer) if isinstance(answer, (list, tuple)) else [answer]
+    optimizers, schedules = [], []
+    for entry in entries:
+        if isinstance(entry, Mapping):
+            unknown = set(entry) - {"optimizer", "lr_scheduler", "monitor", "frequency"}
+            if "optimizer" not in entry or unknown:
+                raise ConfigurationError(
+                    f"{name} returned a mapping with the keys {sorted(entry)}; expected 'optimizer' and, if wanted, "
+                    "'lr_scheduler' and 'monitor'."
+                )
+            optimizers.append(entry["optimizer"])
+            if entry.get("lr_scheduler") is not None:
+                schedules.append(_schedule(entry["lr_scheduler"], name, entry.get("monitor")))
+        else:
+            optimizers.append(entry)
+    return _only_optimizers(optimizers, name), schedules
+
+
+def _only_optimizers(found: Sequence[Any], name: str) -> list[Optimizer]:
+    for item in found:
+        if not isinstance(item, Optimizer):
+            raise ConfigurationError(f"{name} returned {item!r} where a torch.optim.Optimizer was expected.")
+    return list(found)
+
+
+def _schedule(entry: Any, name: str, monitor: str | None = None) -> Schedule:
+    if not isinstance(entry, Mapping):
+        entry = {"scheduler": entry}
+    unknown = sorted(set(entry) - {"scheduler", "interval", "frequency", "monitor", "strict", "name"})
+    interval = {"step": "update"}.get(entry.get("interval", "epoch"), entry.get("interval", "epoch"))
+    if unknown or "scheduler" not in entry or interval not in ("epoch", "update"):
+        raise ConfigurationError(
+            f"{name} returned the scheduler entry {dict(entry)!r}; expected the keys scheduler, interval ('epoch' or "
+            "'update'), frequency, monitor."
+        )
+    schedule = Schedule(entry["scheduler"], interval, int(entry.get("frequency", 1)), entry.get("monitor", monitor))
+    if not callable(getattr(schedule.scheduler, "step", None)):
+        raise ConfigurationError(f"{name} returned {schedule.scheduler!r} as a scheduler; it has no step().")
+    if schedule.wants_metric and schedule.monitor is None:
+        raise ConfigurationError(
+            f"{name} returned a ReduceLROnPlateau without a metric to watch; add 'monitor': 'val/loss' (a name that the "
+            "module logs) to its entry."
+        )
+    return schedule
+
+
+def needs_closure(optimizer: Optimizer) -> bool:
+    """Whether ``step`` cannot be called without a closure (LBFGS)."""
+    closure = inspect.signature(type(optimizer).step).parameters.get("closure")
+    return closure is not None and closure.default is closure.empty
+
+
+def _check_optimizers(engine: Engine, manual: bool) -> None:
+    offers = engine.strategy.offers
+    for optimizer in engine.optimizers:
+        if needs_closure(optimizer) and not manual:
+            raise ConfigurationError(
+                f"{type(optimizer).__name__} evaluates the loss several times per step, which automatic optimization does "
+                "not do. Set automatic_optimization = False and call optimizer.step(closure) in training_step, with "
+                "strategy 'single', without clipping, accumulation or fp16."
+            )
+    if not engine.optimizers:
+        return
+    if len(engine.optimizers) > 1 and not manual:
+        raise ConfigurationError(
+            f"configure_optimizers returned {len(engine.optimizers)} optimizers under automatic optimization, where one "
+            "loss has one optimizer. Put the parameters into groups of one optimizer, or set automatic_optimization = "
+            "False and step each of them yourself."
+        )
+    if manual and "manual_optimization" not in offers:
+        raise ConfigurationError(
+            f"strategy {type(engine.strategy).__name__!r} does not offer 'manual_optimization', which the module needs "
+            "(automatic_optimization = False). Use --strategy ddp or single."
+        )
+    held = set(engine.module.parameters())
+    if not any(p in held for optimizer in engine.optimizers for group in optimizer.param_groups for p in group["params"]):
+        raise ConfigurationError(
+            "configure_optimizers returned an optimizer over none of the module's parameters: it was built before the "
+            "strategy and the precision laid the module out. Build it from self.parameters() inside configure_optimizers."
+        )

@@ -1,0 +1,452 @@
+"""Training, from top to bottom: fit, one epoch, one update, validation.
+
+The unit of progress is the update: one optimizer step over a window of micro-batches. Its order is fixed: accumulate,
+reduce, unscale, check that all ranks are finite, clip by the global norm, step, and move the schedule only if the step was
+applied. The first half is `Strategy.forward_backward`, the second `Strategy.optimizer_step`.
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from . import gradients, manual
+from .check import FirstUpdate
+from .errors import ConfigurationError, DataError, TrivetError
+from .hooks import Hooks, call
+from .metrics import EPOCH, EVALUATION, STEP, Metrics
+from .plugins import MicroBatch, StepResult
+from .seeding import derive, seed_all
+from .state import Progress
+
+if TYPE_CHECKING:
+    from .capabilities import Plan
+    from .data.evaluation import EvalData
+    from .data.train import TrainData, Window
+    from .engine import Engine, Schedule
+    from .launch.group import Group
+    from .launch.signals import Stop
+    from .launch.world import World
+    from .module import Module
+    from .trainer import Trainer
+
+# salts: which of a run's random streams a number belongs to
+NOISE, EPOCH_START, VALIDATION = 1, 2, 3
+
+
+@dataclass
+class Limits:
+    """When to stop and when to validate; what the flags of those names say. None means no limit."""
+
+    max_epochs: int | None = None
+    min_epochs: int = 0
+    max_steps: int | None = None
+    min_steps: int = 0
+    max_seconds: float | None = None
+    val_every_batches: int | None = None  # None: at the end of an epoch
+    val_every_epochs: int = 1
+    sanity_batches: int = 0
+    log_every: int = 50
+
+
+@dataclass
+class Run:
+    """All that a running fit or validate knows. The user's objects reach it, it is never a part of them."""
+
+    trainer: Trainer
+    module: Module
+    engine: Engine
+    plan: Plan
+    hooks: Hooks
+    world: World
+    group: Group
+    stop: Stop
+    progress: Progress
+    limits: Limits
+    seed: int
+    train_data: TrainData | None = None
+    val_data: list[EvalData] = field(default_factory=list)
+    accumulate: int = 1
+    on_skip: str | None = None
+    micro: MicroBatch | None = None  # the micro-batch that is now in the step
+    manual_results: list[StepResult] = field(default_factory=list)
+    toggled: dict[nn.Parameter, bool] = field(default_factory=dict)
+    first: FirstUpdate | None = None
+    before_step: Callable[[Optimizer], None] | None = None
+    resumed: bool = False
+
+    def __post_init__(self) -> None:
+        self.train_metrics = Metrics("training", self.group)
+        self.val_metrics = Metrics("validation", self.group)
+        self.metrics = self.train_metrics
+        accelerator = self.engine.accelerator
+        self.seed_device = accelerator.seed if _has(accelerator, "seed") else None
+        self.step_boundary = accelerator.step_boundary if _has(accelerator, "step_boundary") else None
+        if self.hooks.on_before_optimizer_step:
+            self.before_step = lambda optimizer: call(self.hooks.on_before_optimizer_step, optimizer)
+        self._wrapped = [manual.ManualOptimizer(optimizer, self) for optimizer in self.engine.optimizers]
+
+    def optimizers(self) -> list[Any]:
+        return list(self.engine.optimizers) if self.module.automatic_optimization else list(self._wrapped)
+
+    def manual_backward(self, loss: Tensor) -> None:
+        if self.micro is not None and self.micro.weight is not None:
+            loss = loss * self.micro.weight
+        if self.engine.scaler is not None:
+            loss = loss * self.engine.scaler.scale
+        self.engine.strategy.backward(self.engine.root, loss)
+
+    def toggle(self, optimizer: Any) -> None:
+        manual.toggle(self, optimizer)
+
+    def untoggle(self) -> None:
+        manual.untoggle(self)
+
+    def reseed(self, salt: int, position: int) -> None:
+        """Start the random streams of a position: nothing that was drawn before matters for what is drawn now."""
+        value = derive(self.seed, salt, position, self.world.rank)
+        seed_all(value)
+        if self.seed_device is not None:
+            self.seed_device(value)
+
+
+def _has(plugin: Any, method: str) -> bool:
+    """Whether a plugin overrides an optional method of the public base class of its kind."""
+    from .plugins import Accelerator
+
+    return getattr(type(plugin), method) is not getattr(Accelerator, method)
+
+
+# ---------------------------------------------------------------------------------------------------------------- fit
+
+
+def fit(run: Run) -> None:
+    """Train until a limit is reached. Everything is built and, on resume, restored."""
+    hooks, module = run.hooks, run.module
+    call(hooks.on_fit_start)
+    if run.limits.sanity_batches and not run.resumed:
+        call(hooks.on_sanity_check_start)
+        validate(run, limit=run.limits.sanity_batches)
+        call(hooks.on_sanity_check_end)
+    module.train()
+    run.metrics = run.train_metrics
+    run.first = FirstUpdate(run.engine, run.plan, run.world)
+    call(hooks.on_train_start)
+    started, before = time.monotonic(), run.progress.seconds
+    while not finished(run):
+        train_epoch(run)
+        run.progress.seconds = before + time.monotonic() - started
+    run.train_metrics.epoch_row(reset=False)  # what an unfinished epoch has so far
+    call(hooks.on_train_end)
+    call(hooks.on_fit_end)
+
+
+def finished(run: Run) -> bool:
+    """Whether a limit is reached. All ranks ask at the same boundaries."""
+    limits, progress = run.limits, run.progress
+    if limits.max_steps is not None and progress.update >= limits.max_steps:
+        return True
+    if limits.max_epochs is not None and progress.epoch >= limits.max_epochs:
+        return True
+    if progress.epoch < limits.min_epochs or progress.update < limits.min_steps:
+        return False
+    return stop_requested(run)
+
+
+def stop_requested(run: Run) -> bool:
+    """``trainer.should_stop`` or ``max_time``, agreed by all ranks where there are several: a collective."""
+    out_of_time = run.limits.max_seconds is not None and run.trainer.elapsed() >= run.limits.max_seconds
+    wanted = run.trainer.should_stop or out_of_time
+    if run.world.world_size == 1:
+        return wanted
+    flag = torch.tensor(float(wanted), device=run.group.device)
+    torch.distributed.all_reduce(flag, torch.distributed.ReduceOp.MAX)  # all ranks
+    run.trainer.should_stop = bool(flag.item())
+    return run.trainer.should_stop
+
+
+def train_epoch(run: Run) -> None:
+    """One epoch, or what is left of one that is resumed or that a limit ends."""
+    progress, hooks, limits = run.progress, run.hooks, run.limits
+    data = run.train_data
+    assert data is not None
+    if progress.epoch_update == 0:
+        run.reseed(EPOCH_START, progress.epoch)
+        run.metrics.defaults = EPOCH
+        call(hooks.on_train_epoch_start)
+    elif validation_due(run):
+        validate(run)
+    for window in data.epoch(progress.epoch):
+        update(run, window)
+        boundary(run)
+        if limits.max_steps is not None and progress.update >= limits.max_steps:
+            break
+        if (run.world.world_size == 1 or progress.update % limits.log_every == 0) and finished(run):
+            break
+    else:
+        end_epoch(run)
+        return
+    if progress.epoch_update == data.num_updates:  # the limit fell on the end of the epoch
+        end_epoch(run)
+
+
+def end_epoch(run: Run) -> None:
+    """Schedules, the validation that is due, the epoch's hooks and metrics. Restartable at each save on the way."""
+    progress, hooks = run.progress, run.hooks
+    if progress.epoch_update == 0:
+        raise DataError("the training loader gave no batch in this epoch. Check its data set, sampler and drop_last.")
+    if not progress.scheduled:
+        step_schedules(run, "epoch", with_metric=False)
+        progress.scheduled = True
+    if run.val_data and run.limits.val_every_batches is None and _epoch_validates(run):
+        validate(run)
+    run.metrics.defaults = EPOCH
+    call(hooks.on_train_epoch_end)
+    log_row(run, run.train_metrics.epoch_row())
+    step_schedules(run, "epoch", with_metric=True)
+    progress.complete_epoch()
+    call(hooks.savers_on_train_epoch_end)
+
+
+# ------------------------------------------------------------------------------------------------------------- update
+
+
+def update(run: Run, window: Window) -> None:
+    """One update over a window of micro-batches."""
+    engine, progress, hooks = run.engine, run.progress, run.hooks
+    run.trainer.at_boundary = False
+    run.metrics.defaults = STEP
+    root = engine.strategy.refresh(engine.root)
+    if root is not engine.root:
+        engine.root = root
+        gc.collect()  # the old wrapper's autograd hooks live until it is collected
+    run.reseed(NOISE, progress.update + progress.skipped)
+    scaler = engine.scaler
+    automatic = run.module.automatic_optimization
+    if automatic:
+        for optimizer in engine.optimizers:
+            if hooks.on_before_zero_grad:
+                call(hooks.on_before_zero_grad, optimizer)
+            run.module.optimizer_zero_grad(optimizer)
+
+    engine.strategy.forward_backward(root, micro_batches(run, window.batches), scaler.scale if scaler else None)
+
+    if not automatic:
+        result = manual_result(run)
+    elif weigh_skipped(run, window):
+        result = engine.strategy.optimizer_step(
+            root, engine.optimizers, clip=engine.clip, scaler=scaler, before_step=run.before_step
+        )
+    else:
+        result = StepResult(applied=False)
+    if scaler is not None:
+        scaler.update()
+    if run.first is not None:
+        run.first.finish()
+        run.first = None
+    progress.epoch_update += 1
+    progress.samples += window.samples
+    if result is None:
+        return  # a module that accumulates by hand: no optimizer stepped yet
+    if result.applied:
+        progress.update += 1
+        if engine.schedules and automatic:
+            step_schedules(run, "update")
+    else:
+        progress.skipped += 1
+    if result.norm is not None:
+        run.train_metrics.values["grad_norm"] = result.norm
+    if run.step_boundary is not None:
+        run.step_boundary()
+
+
+def micro_batches(run: Run, batches: list[MicroBatch]) -> Iterator[MicroBatch]:
+    """Hand out micro-batches on the device, with the hooks around each; `boundary` calls the last one's end hook."""
+    hooks, metrics, engine = run.hooks, run.train_metrics, run.engine
+    for micro in batches:
+        run.micro = micro
+        if engine.moves:
+            micro.batch = engine.move(micro.batch)
+        metrics.weight = micro.samples
+        metrics.muted = borrowed = micro.samples == 0  # a batch without weight, so that this rank can take part
+        if hooks.on_train_batch_start and not borrowed:
+            call(hooks.on_train_batch_start, micro.batch, micro.index)
+        yield micro
+        run.progress.batch += 1
+        if not micro.last and not borrowed:
+            call(hooks.on_train_batch_end, micro.output, micro.batch, micro.index)
+
+
+def boundary(run: Run) -> None:
+    """Between two updates: hooks, records, the validation that is due, a user's wish to stop."""
+    progress, hooks, micro, trainer = run.progress, run.hooks, run.micro, run.trainer
+    assert micro is not None
+    if hooks.on_train_batch_end and micro.samples:
+        call(hooks.on_train_batch_end, micro.output, micro.batch, micro.index)
+    run.micro = None
+    run.train_metrics.muted = False
+    trainer.at_boundary = True
+    if progress.update % run.limits.log_every == 0:
+        log_row(run, run.train_metrics.step_row())
+    due = run.val_data and validation_due(run)
+    trainer.validation_due = bool(due) or (_ends_epoch(run) and _epoch_validates(run))
+    if hooks.on_update_end:
+        call(hooks.on_update_end)
+    if due:
+        validate(run)
+    if run.stop.requested and run.stop.agree(progress.update + progress.skipped, run.group):
+        raise KeyboardInterrupt
+
+
+def weigh_skipped(run: Run, window: Window) -> bool:
+    """Whether the update goes on when steps returned None; gradients are weighted by what is left.
+
+    Declared with ``on_skip``, all ranks agree in one collective, whose answer is read on the host.
+    """
+    missing = 0.0
+    for micro in window.batches:
+        if micro.output is None:
+            missing += micro.samples
+    if not missing and run.on_skip is None:
+        return True
+    if run.world.world_size > 1:
+        if run.on_skip is None:
+            batch = next(micro.index for micro in window.batches if micro.output is None)
+            raise TrivetError(
+                f"training_step returned None on rank {run.world.rank} for batch {batch}, and the other ranks wait for its "
+                'gradients. Say Trainer(on_skip="update") to skip the update on all ranks, or on_skip="samples" to go on '
+                "with the other ranks' samples."
+            )
+        total = torch.tensor(missing, dtype=torch.float64, device=run.group.device)
+        torch.distributed.all_reduce(total)  # all ranks, because skipping was declared
+        missing = float(total.item())
+    if missing and (run.on_skip == "update" or missing >= window.weight):
+        return False
+    if missing:
+        gradients.multiply_(gradients.of(run.engine.optimizers), window.weight / (window.weight - missing))
+    return True
+
+
+def manual_result(run: Run) -> StepResult | None:
+    """One result for all optimizers that the module stepped: an update counts once, None where none stepped."""
+    results, run.manual_results = run.manual_results, []
+    if run.toggled:
+        run.untoggle()
+    if not results:
+        return None
+    applied = [result for result in results if result.applied]
+    return applied[-1] if applied else results[-1]
+
+
+def step_schedules(run: Run, interval: str, with_metric: bool | None = None) -> None:
+    """Step the schedules of an interval that are due; under manual optimization the module steps its own."""
+    if not run.module.automatic_optimization:
+        return
+    count = run.progress.update if interval == "update" else run.progress.epoch + 1
+    for schedule in run.engine.schedules:
+        if schedule.interval != interval or count % schedule.frequency:
+            continue
+        if with_metric is None or with_metric == schedule.wants_metric:
+            metric = monitored(run, schedule) if schedule.wants_metric else None
+            run.module.lr_scheduler_step(schedule.scheduler, metric)
+
+
+def monitored(run: Run, schedule: Schedule) -> float:
+    """The newest value of a schedule's metric."""
+    available = run.trainer.callback_metrics
+    if schedule.monitor not in available:
+        raise ConfigurationError(
+            f"a scheduler monitors {schedule.monitor!r}, which was never logged. Logged so far: {sorted(available)}."
+        )
+    return available[schedule.monitor]
+
+
+# --------------------------------------------------------------------------------------------------------- validation
+
+
+def _epoch_validates(run: Run) -> bool:
+    at = run.progress
+    return bool(run.val_data) and (at.epoch + 1) % run.limits.val_every_epochs == 0 and at.validated != at.batch
+
+
+def _ends_epoch(run: Run) -> bool:
+    """Whether this boundary is the epoch's last, with the validation at its end still to come."""
+    assert run.train_data is not None
+    return run.limits.val_every_batches is None and run.progress.epoch_update == run.train_data.num_updates
+
+
+def validation_due(run: Run) -> bool:
+    """Whether validation within an epoch is due at this boundary and was not done yet."""
+    every, progress = run.limits.val_every_batches, run.progress
+    if every is None or not _epoch_validates(run):
+        return False
+    return progress.batch // every > progress.validated // every
+
+
+def validate(run: Run, *, limit: int | None = None) -> dict[str, float]:
+    """All validation loaders, each sample exactly once over all ranks; returns the epoch's metrics.
+
+    ``limit`` is the number of batches of a sanity check, whose metrics are thrown away.
+    """
+    module, hooks, metrics, trainer = run.module, run.hooks, run.val_metrics, run.trainer
+    modes = {part: part.training for part in module.modules()}
+    module.eval()
+    run.metrics, trainer.validating = metrics, True
+    metrics.defaults = EPOCH
+    call(hooks.on_validation_start)
+    call(hooks.on_validation_epoch_start)
+    evaluate = run.engine.strategy.evaluate(run.engine.root)
+    several = len(run.val_data) > 1
+    with torch.no_grad():
+        for loader, data in enumerate(run.val_data):
+            metrics.suffix = f"/dataloader_idx_{loader}" if several else ""
+            for batch, index, samples in data:
+                if limit is not None and index >= limit * run.world.world_size:  # numbered over all ranks
+                    break
+                validation_batch(run, evaluate, batch, index, samples, (loader,) if several else ())
+    metrics.suffix, metrics.defaults = "", EPOCH
+    call(hooks.on_validation_epoch_end)
+    row = metrics.epoch_row()
+    if limit is None:
+        log_row(run, row)
+        run.progress.validated = run.progress.batch
+        trainer.validation_due = False
+        call(hooks.on_validation_end)
+    else:
+        metrics.values.clear()
+    for part, training in modes.items():
+        part.training = training
+    run.metrics, trainer.validating = run.train_metrics, False
+    return row
+
+
+def validation_batch(
+    run: Run, evaluate: nn.Module, batch: Any, index: int, samples: float, loader: tuple[int, ...]
+) -> None:
+    """One batch of one loader; ``loader`` is its number where there are several."""
+    hooks, metrics = run.hooks, run.val_metrics
+    run.reseed(VALIDATION, index)
+    if run.engine.moves:
+        batch = run.engine.move(batch)
+    metrics.weight, metrics.defaults = samples, EVALUATION
+    call(hooks.on_validation_batch_start, batch, index, *loader)
+    output = evaluate("validation_step", batch, index, *loader)
+    call(hooks.on_validation_batch_end, output, batch, index, *loader)
+
+
+def log_row(run: Run, row: dict[str, float]) -> None:
+    """Write a row to the loggers, on rank 0, at the one axis: updates applied."""
+    if run.progress.skipped:
+        run.train_metrics.values["skipped"] = run.progress.skipped
+        row = {**row, "skipped": float(run.progress.skipped)} if row else row
+    run.trainer.logged_metrics.update(row)
+    if row and run.world.rank == 0:
+        for logger in run.trainer.loggers:
+            logger.log_metrics({**row, "epoch": float(run.progress.epoch)}, step=run.progress.update)

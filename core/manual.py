@@ -1,0 +1,100 @@
+"""Manual optimization: what ``self.optimizers()`` returns when the module steps its optimizers itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from . import gradients
+from .errors import ConfigurationError
+from .hooks import call
+from .plugins import StepResult
+
+if TYPE_CHECKING:
+    from .loop import Run
+
+
+class ManualOptimizer:
+    """An optimizer whose ``step`` keeps the order of an update: reduce, unscale, check, clip, step.
+
+    In the inner micro-batches of an accumulated update ``step`` puts this optimizer's gradients aside, and the last one
+    joins them: so ``zero_grad``, backward and ``step`` can be written as without accumulation, for any number of
+    optimizers.
+    """
+
+    def __init__(self, optimizer: Optimizer, run: Run) -> None:
+        self.optimizer = optimizer
+        self._run = run
+        self._aside: dict[nn.Parameter, Tensor] = {}
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.optimizer, name)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        call(self._run.hooks.on_before_zero_grad, self.optimizer)
+        self.optimizer.zero_grad(set_to_none)
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Step; with a closure (LBFGS) only on one process, without clipping, accumulation or loss scaling."""
+        run = self._run
+        if closure is not None:
+            return self._step_with_closure(closure)
+        params = gradients.parameters([self.optimizer])
+        if run.micro is not None and not run.micro.last:
+            for param in params:
+                if param.grad is not None:
+                    held = self._aside.get(param)
+                    self._aside[param] = param.grad if held is None else held + param.grad
+                    param.grad = None
+            return None
+        for param, held in self._aside.items():
+            param.grad = held if param.grad is None else param.grad + held
+        self._aside = {}
+        engine = run.engine
+        result = engine.strategy.optimizer_step(
+            engine.root, [self.optimizer], clip=engine.clip, scaler=engine.scaler, before_step=run.before_step
+        )
+        run.manual_results.append(result)
+        return None
+
+    def _step_with_closure(self, closure: Callable[[], Any]) -> Any:
+        run = self._run
+        wrong = [
+            what
+            for what, present in (
+                (f"{run.world.world_size} processes", run.world.world_size > 1),
+                ("gradient clipping", run.engine.clip is not None),
+                ("accumulation", run.accumulate > 1),
+                ("loss scaling (fp16-mixed)", run.engine.scaler is not None),
+            )
+            if present
+        ]
+        if wrong:
+            raise ConfigurationError(
+                f"optimizer.step(closure) evaluates the loss inside the step, which cannot work with {', '.join(wrong)}. "
+                "Use --strategy single without clipping, accumulation or fp16, or an optimizer without closure."
+            )
+        call(run.hooks.on_before_optimizer_step, self.optimizer)
+        value = self.optimizer.step(closure)
+        run.manual_results.append(StepResult())
+        return value
+
+
+def toggle(run: Run, optimizer: Any) -> None:
+    """Let only this optimizer's parameters require gradients; remember what was before."""
+    raw = optimizer.optimizer if isinstance(optimizer, ManualOptimizer) else optimizer
+    mine = set(gradients.parameters([raw]))
+    for param in gradients.parameters(run.engine.optimizers):
+        if param not in run.toggled:
+            run.toggled[param] = param.requires_grad
+        param.requires_grad_(run.toggled[param] and param in mine)
+
+
+def untoggle(run: Run) -> None:
+    """Give every parameter back what it had before `toggle`."""
+    for param, requires_grad in run.toggled.items():
+        param.requires_grad_(requires_grad)
+    run.toggled = {}

@@ -1,0 +1,305 @@
+"""Runtime: the same composition of plugins for people who write their own loop."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from . import capture
+from .capabilities import resolve
+from .checkpoint import directory
+from .data.evaluation import EvalData
+from .engine import Engine, build
+from .errors import ConfigurationError
+from .launch import environments, local
+from .launch.group import Group
+from .launch.world import World
+from .plugins import Accelerator, Clip, Precision, StepResult, Strategy
+from .scaling import LossScaler
+from .seeding import derive, seed_all
+from .state import TrainState
+
+
+class RuntimeModule(nn.Module):
+    """A module laid out by a strategy. Calling it runs the user's forward in the precision's context."""
+
+    def __init__(self, engine: Engine) -> None:
+        super().__init__()
+        self._engine = (engine,)  # in a tuple, so that nn.Module does not register what is inside
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        engine = self._engine[0]
+        root = engine.root if torch.is_grad_enabled() else engine.strategy.evaluate(engine.root)
+        return root("forward", *args, **kwargs)
+
+    def train(self, mode: bool = True) -> RuntimeModule:
+        self._engine[0].module.train(mode)
+        return self
+
+    def parameters(self, recurse: bool = True) -> Iterator[nn.Parameter]:
+        return self._engine[0].module.parameters(recurse)
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """By the user's names."""
+        return self._engine[0].strategy.state_dict(self._engine[0].module)
+
+    @property
+    def module(self) -> nn.Module:
+        """The user's module."""
+        return self._engine[0].module
+
+
+class RuntimeOptimizer:
+    """An optimizer whose ``step`` keeps the order of an update: reduce, unscale, check, clip, step."""
+
+    def __init__(self, optimizer: Optimizer, runtime: Runtime) -> None:
+        self.optimizer, self._runtime = optimizer, runtime
+
+    def step(self) -> StepResult:
+        return self._runtime.step(self)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.optimizer, name)
+
+
+class Runtime:
+    """Strategy, accelerator and precision for a plain PyTorch loop::
+
+        def train(runtime):
+            model = Net()
+            model, optimizer = runtime.setup(model, torch.optim.SGD(model.parameters(), lr=0.1))
+            for x, y in runtime.setup_dataloader(loader):
+                optimizer.zero_grad()
+                runtime.backward(F.cross_entropy(model(x), y))
+                optimizer.step()
+
+        Runtime(strategy="ddp", devices=2, precision="bf16").launch(train)
+
+    Raises PlanError where the combination cannot work, before any process starts.
+    """
+
+    def __init__(
+        self,
+        *,
+        accelerator: str | Accelerator | Mapping[str, Any] = "auto",
+        strategy: str | Strategy | Mapping[str, Any] = "auto",
+        devices: int | str | list[int] = "auto",
+        num_nodes: int = 1,
+        precision: str | int | Precision | Mapping[str, Any] = "fp32",
+    ) -> None:
+        self._request: dict[str, Any] = {
+            "accelerator": accelerator,
+            "strategy": strategy,
+            "devices": devices,
+            "num_nodes": num_nodes,
+            "precision": precision,
+        }
+        self.plan = resolve(world=environments.detect(), **self._request).plan
+        self.world = World()
+        self._engines: list[Engine] = []
+        self._clips: dict[Optimizer, Clip] = {}
+        self._scaler: LossScaler | None = None
+        self._group: Group | None = None
+        self._seed = 0
+
+    # ---------------------------------------------------------------------------------------------------- processes
+
+    def launch(self, function: Callable[..., Any], *args: Any) -> Any:
+        """Call ``function(runtime, *args)`` in every process of the run and return what rank 0's call returned.
+
+        Starts processes where the plan has several and no environment did. The result travels through a file.
+        """
+        world = environments.detect()
+        seed = torch.initial_seed() & (2**63 - 1)
+        if world is not None or self.plan.world_size == 1:
+            return self._call(world or World(), seed, function, args)
+        with tempfile.TemporaryDirectory(prefix="trivet-result-") as name:
+            parts = {"runtime": self, "function": function, "args": args, "seed": seed}
+            local.launch("trivet.runtime:work", parts, self.plan.world_size, run_dir=Path(name))
+            return torch.load(Path(name) / "result.pt", weights_only=False)  # written by our own worker
+
+    def _call(self, world: World, seed: int, function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+        self._connect(world)
+        failed = True
+        try:
+            self._seed = int(self._active().exchange("seed", str(seed))[0])
+            seed_all(derive(self._seed, world.rank))
+            result = function(self, *args)
+            failed = False
+        except BaseException as error:
+            if world.world_size > 1:
+                peer = self._active().failure(wait_s=2.0 if isinstance(error, RuntimeError) else 0.0)
+                self._active().fail(peer or error)
+                if peer is not None:
+                    raise peer from error
+            raise
+        finally:
+            for engine in self._engines:
+                engine.strategy.teardown(engine.root)
+            self._engines.clear()
+            self._active().close(abort=failed)
+            self._group = None
+        return result
+
+    def _connect(self, world: World) -> None:
+        self._resolved = resolve(world=None if world.source == "single" else world, **self._request)
+        self.plan, self.world = self._resolved.plan, world
+        accelerator = self._resolved.accelerator.plugin
+        self.device: torch.device = accelerator.device(self.plan.device_index(world.local_rank))
+        accelerator.setup(self.device)
+        self._group = Group.open(world, self.plan.backend if world.world_size > 1 else None, self.device)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_engines": [], "_clips": {}, "_group": None, "_scaler": None}
+
+    def _active(self) -> Group:
+        if self._group is None:
+            raise ConfigurationError("this works only inside the function that runtime.launch(function) calls.")
+        return self._group
+
+    # --------------------------------------------------------------------------------------------------- the loop
+
+    def setup(self, module: nn.Module, *optimizers: Optimizer) -> Any:
+        """Convert, move and lay out a module; returns it alone, or ``(module, optimizer, ...)``. All ranks call it.
+
+        An optimizer built over ``module.parameters()`` before is kept: its parameters are exchanged where the precision
+        or the strategy made new ones.
+        """
+        self._active()
+        before = dict(module.named_parameters())
+        strategy, precision = self._resolved.strategy.plugin, self._resolved.precision.plugin
+        if self._engines:
+            raise ConfigurationError("runtime.setup was called twice; put several networks into one module.")
+        engine = build(
+            module,
+            plan=self.plan,
+            strategy=strategy,
+            accelerator=self._resolved.accelerator.plugin,
+            precision=precision,
+            world=self.world,
+            device=self.device,
+        )
+        after = dict(engine.module.named_parameters())
+        exchange = {old: after[name] for name, old in before.items() if after.get(name) is not old}
+        for optimizer in optimizers:
+            if exchange and optimizer.state:
+                raise ConfigurationError(f"{type(optimizer).__name__} has state already; call setup before the first step.")
+            for group in optimizer.param_groups:
+                group["params"] = [exchange.get(param, param) for param in group["params"]]
+            strategy.wrap_optimizer(engine.root, optimizer)
+        engine.optimizers = list(optimizers)
+        if precision.scaling is not None:
+            self._scaler = LossScaler(precision.scaling)
+        self._engines.append(engine)
+        wrapped = RuntimeModule(engine)
+        if not optimizers:
+            return wrapped
+        return (wrapped, *(RuntimeOptimizer(optimizer, self) for optimizer in optimizers))
+
+    def setup_dataloader(self, loader: Iterable[Any], *, shuffle_seed: int | None = None) -> Iterable[Any]:
+        """This rank's batches, on its device, each batch of the loader on one rank, the same number on every rank.
+
+        The batches of a last turn that are fewer than the ranks are left out; with one process nothing is.
+        """
+        return _Batches(self, loader, shuffle_seed)
+
+    def backward(self, loss: Tensor) -> None:
+        """Backward, with the loss scaled as the precision wants it."""
+        engine = self._engine()
+        engine.strategy.backward(engine.root, loss * self._scaler.scale if self._scaler is not None else loss)
+
+    def no_sync(self) -> AbstractContextManager[Any]:
+        """A context for the inner micro-batches of an accumulated update: backward does not communicate."""
+        engine = self._engine()
+        return engine.strategy.no_sync(engine.root)
+
+    def clip(self, optimizer: RuntimeOptimizer, value: float, algorithm: str = "norm") -> None:
+        """Clip this optimizer's gradients in its next step, where it is right: after they are reduced and unscaled."""
+        self._clips[optimizer.optimizer] = Clip(value, algorithm)
+
+    def step(self, optimizer: RuntimeOptimizer) -> StepResult:
+        """Reduce, unscale, check, clip, step. All ranks call it; the result says whether the step was applied."""
+        engine = self._engine()
+        raw = optimizer.optimizer
+        result = engine.strategy.optimizer_step(
+            engine.root, [raw], clip=self._clips.pop(raw, None), scaler=self._scaler
+        )
+        if self._scaler is not None:
+            self._scaler.update()
+        engine.root = engine.strategy.refresh(engine.root)
+        return result
+
+    def gather(self, tensor: Tensor) -> Tensor:
+        """Stack a tensor of the same shape from all ranks: ``(world_size, *shape)``. All ranks call it."""
+        if self.world.world_size == 1:
+            return tensor.unsqueeze(0)
+        parts = [torch.empty_like(tensor) for _ in range(self.world.world_size)]
+        torch.distributed.all_gather(parts, tensor.contiguous())  # all ranks
+        return torch.stack(parts)
+
+    def save(self, path: str | Path, **user: Any) -> None:
+        """Write module, optimizers and plain data of your own as a checkpoint directory. All ranks call it."""
+        engine = self._engine()
+        state = TrainState(
+            module=engine.strategy.state_dict(engine.module),
+            optimizers=[capture.by_name(optimizer, engine.names) for optimizer in engine.optimizers],
+            scaler=self._scaler.state_dict() if self._scaler is not None else None,
+            user=user,
+            plan=self.plan.to_dict(),
+        )
+        directory.write(path, state, rank=self.world.rank, world_size=self.world.world_size, metrics=None)
+
+    def load(self, path: str | Path) -> dict[str, Any]:
+        """Read a checkpoint that any strategy wrote at any world size; returns the data given to `save`."""
+        engine = self._engine()
+        template = TrainState(module=engine.strategy.state_dict(engine.module))
+        state = directory.read(path, template)
+        for optimizer, saved in zip(engine.optimizers, state.optimizers, strict=True):
+            capture.load_by_name(optimizer, saved, engine.names)
+        if self._scaler is not None and state.scaler is not None:
+            self._scaler.load_state_dict(state.scaler)
+        return state.user
+
+    def _engine(self) -> Engine:
+        if not self._engines:
+            raise ConfigurationError("call runtime.setup(module, ...) first, inside the launched function.")
+        return self._engines[0]
+
+
+class _Batches:
+    """A loader's batches, dealt in turn."""
+
+    def __init__(self, runtime: Runtime, loader: Iterable[Any], seed: int | None) -> None:
+        self.runtime, self.loader = runtime, loader
+        self.seed = runtime._seed if seed is None else seed
+        self.epoch = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        runtime, world = self.runtime, self.runtime.world
+        data = EvalData(
+            self.loader, rank=world.rank, world_size=world.world_size, seed=derive(self.seed, self.epoch)
+        )
+        self.epoch += 1
+        accelerator = runtime._resolved.accelerator.plugin
+        whole = len(self) * world.world_size if world.world_size > 1 else None
+        for batch, index, _ in data:
+            if whole is None or index < whole:
+                yield accelerator.to_device(batch, runtime.device) if accelerator.moves_batches else batch
+
+    def __len__(self) -> int:
+        return len(self.loader) // self.runtime.world.world_size  # type: ignore[arg-type]
+
+
+def work(parts: Mapping[str, Any], world: World, out_dir: Path) -> None:
+    """What each worker of the local launcher does."""
+    runtime: Runtime = parts["runtime"]
+    result = runtime._call(world, parts["seed"], parts["function"], parts["args"])
+    if world.rank == 0:
+        torch.save(result, out_dir / "result.pt")

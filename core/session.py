@@ -1,0 +1,475 @@
+"""From a Trainer and a job to a Run: what its flags mean, how a process joins a run, and how a run ends."""
+
+from __future__ import annotations
+
+import gc
+import sys
+import tempfile
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from . import capture, loop
+from .callbacks.callback import Callback
+from .callbacks.checkpoint import Checkpoint
+from .checkpoint import directory
+from .data.evaluation import EvalData
+from .data.sharding import derive_accumulation
+from .data.train import TrainData
+from .engine import build, with_hooks
+from .errors import ConfigurationError, RankFailed, TrivetError
+from .hooks import Hooks, call, check_names, overrides
+from .launch import local
+from .launch.group import Group
+from .launch.signals import Stop
+from .launch.world import World
+from .loggers.logger import Logger
+from .module import Module
+from .plugins import Clip
+
+if TYPE_CHECKING:
+    from .capabilities import Plan, Resolved
+    from .trainer import Job, Trainer
+
+
+# ------------------------------------------------------------------------------------------------------------- running
+
+
+def launch(trainer: Trainer, job: Job, resolved: Resolved) -> None:
+    """Start workers on this machine, wait for them, and take over what rank 0 left."""
+    with tempfile.TemporaryDirectory(prefix="trivet-result-") as name:
+        parts = {"trainer": trainer, "module": job.module, "job": replace(job, module=None)}  # type: ignore[arg-type]
+        local.launch("trivet.session:work", parts, resolved.plan.world_size, run_dir=Path(name))
+        result = torch.load(Path(name) / "result.pt", weights_only=False)  # written by our own workers
+        weights = Path(name) / "weights.pt"
+        if weights.exists():
+            state = torch.load(weights, weights_only=True, mmap=True)
+            if set(state) == set(job.module.state_dict()):
+                job.module.load_state_dict(state)
+            else:
+                warnings.warn(
+                    "the trained module has other parameters than this one (configure_model builds them in the workers), "
+                    f"so it was left as it was; the weights are in {result['checkpoint'] or 'no checkpoint'}.",
+                    stacklevel=4,
+                )
+    capture.load_callbacks(trainer.callbacks, result["callbacks"])
+    trainer.progress = result["progress"]
+    trainer.logged_metrics = result["logged_metrics"]
+    trainer.final_metrics = result["metrics"]
+
+
+def work(parts: Mapping[str, Any], world: World, out_dir: Path) -> None:
+    """What each worker of the local launcher does."""
+    trainer: Trainer = parts["trainer"]
+    job: Job = replace(parts["job"], module=parts["module"])
+    resolved = trainer.resolve(job.module, world)
+    run(trainer, job, resolved, world)
+    if world.rank == 0:
+        callback = trainer.checkpoint_callback
+        result = {
+            "callbacks": {c.state_key: c.state_dict() for c in trainer.callbacks},
+            "progress": trainer.progress,
+            "metrics": trainer.callback_metrics,
+            "logged_metrics": trainer.logged_metrics,
+            "checkpoint": callback.last_model_path or callback.best_model_path if callback else "",
+        }
+        torch.save(result, out_dir / "result.pt")
+        if job.stage == "fit" and trainer.return_weights:
+            torch.save({k: v.cpu() for k, v in job.module.state_dict().items()}, out_dir / "weights.pt")
+
+
+def run(trainer: Trainer, job: Job, resolved: Resolved, world: World) -> None:
+    """Join the run in this process, carry out the job, and leave; hooks for exceptions and teardown run in any case."""
+    trainer.begin(world, job)
+    module, plan = job.module, resolved.plan
+    accelerator = resolved.accelerator.plugin
+    device = accelerator.device(plan.device_index(world.local_rank))
+    for callback in trainer.callbacks:
+        check_names(callback, Callback)
+    check_names(module, Module)
+    hooks = Hooks(trainer, module, trainer.callbacks)
+    accelerator.setup(device)
+    group: Group | None = None
+    running: loop.Run | None = None
+    failed = True
+    try:
+        group = Group.open(world, plan.backend if world.world_size > 1 else None, device)
+        with Stop(world) as stop, determinism(trainer):
+            prepare(job, hooks, group)
+            running = join(trainer, job, resolved, world, group, stop, hooks, device)
+            trainer.attach(running)
+            if job.ckpt_path is not None:
+                restore(running, job)
+            if job.stage == "fit":
+                if trainer.enable_checkpointing:
+                    capture.check(running)
+                start_logging(trainer, module)
+                loop.fit(running)
+            else:
+                loop.validate(running)
+        failed = False
+    except BaseException as exception:
+        error = on_failure(exception, trainer, job, hooks, group)
+        if error is exception:
+            raise
+        raise error from exception
+    finally:
+        trainer.detach()
+        if running is not None and running.first is not None:
+            running.first.stop()
+        teardown(job, hooks)
+        if running is not None:
+            running.engine.strategy.teardown(running.engine.root)
+            running.engine.root = running.engine.step
+        accelerator.teardown()
+        finish_logging(trainer, "failed" if failed else "success")
+        del running
+        gc.collect()  # a wrapper's autograd hooks would outlive the process group
+        if group is not None:
+            group.close(abort=failed)
+
+
+def prepare(job: Job, hooks: Hooks, group: Group) -> None:
+    """Data is prepared once per machine; then every process sets itself up."""
+    if group.world.local_rank == 0:
+        for owner in (job.datamodule, job.module):
+            if owner is not None:
+                owner.prepare_data()
+    group.barrier()
+    if job.datamodule is not None:
+        job.datamodule.setup(job.stage)
+    call(hooks.setup, job.stage)
+
+
+def join(
+    trainer: Trainer, job: Job, resolved: Resolved, world: World, group: Group, stop: Stop, hooks: Hooks,
+    device: torch.device,
+) -> loop.Run:  # fmt: skip
+    """Compose the engine and the data of this rank."""
+    module = job.module
+    seed = int(group.exchange("seed", str(job.seed))[0])
+    train = job.stage == "fit"
+    loader = pick(job.train_loader, job, "train_dataloader") if train else None
+    accumulate = trainer.accumulate_grad_batches
+    if train and trainer.global_batch_size is not None:
+        size = getattr(loader, "batch_size", None)
+        accumulate = derive_accumulation(trainer.global_batch_size, size, world.world_size)
+    plan = replace(resolved.plan, accumulate=accumulate)
+    late = trainer.on_skip is not None and world.world_size > 1
+    engine = build(
+        module,
+        plan=plan,
+        strategy=resolved.strategy.plugin,
+        accelerator=resolved.accelerator.plugin,
+        precision=resolved.precision.plugin,
+        world=world,
+        device=device,
+        clip=trainer.clip,
+        late=late,
+        train=train,
+        backward=with_hooks(module, hooks),
+        same_on_all_ranks=same_on_all_ranks(group),
+        configure_optimizers=module.configure_optimizers if train else None,
+    )
+    running = loop.Run(
+        trainer=trainer, module=module, engine=engine, plan=plan, hooks=hooks, world=world, group=group, stop=stop,
+        progress=trainer.progress, limits=trainer.limits, seed=seed, accumulate=accumulate, on_skip=trainer.on_skip,
+    )  # fmt: skip
+    if train:
+        running.train_data = TrainData(
+            loader,
+            rank=world.rank,
+            world_size=world.world_size,
+            accumulate=accumulate,
+            seed=seed,
+            uneven=trainer.uneven,
+            limit=trainer.limit_train_batches,
+            weigh=module.batch_weight if overrides(module, Module, "batch_weight") else None,
+        )
+    running.val_data = [
+        EvalData(
+            one, rank=world.rank, world_size=world.world_size, seed=seed, limit=trainer.limit_val_batches
+        )
+        for one in val_loaders(trainer, job)
+    ]
+    if train:
+        running.limits = validation_interval(running, trainer.val_check_interval)
+    return running
+
+
+def validation_interval(run: loop.Run, interval: int | float) -> loop.Limits:
+    """``val_check_interval`` in micro-batches of this rank; None for the end of the epoch."""
+    if isinstance(interval, float) and interval == 1.0:
+        return run.limits
+    assert run.train_data is not None
+    batches = run.train_data.num_batches
+    if isinstance(interval, float):
+        if batches is None:
+            raise ConfigurationError(
+                f"val_check_interval={interval!r} is a fraction of an epoch, but the training loader has no length. Give a "
+                "number of batches."
+            )
+        return replace(run.limits, val_every_batches=max(1, int(batches * interval)))
+    if batches is not None and interval > batches:
+        raise ConfigurationError(
+            f"val_check_interval={interval} batches, but an epoch has only {batches}. Give at most {batches}, or use "
+            "check_val_every_n_epoch."
+        )
+    return replace(run.limits, val_every_batches=interval)
+
+
+def same_on_all_ranks(group: Group) -> Callable[[str, Any], None]:
+    """A check through the store that all ranks have the same names; see `Context`."""
+
+    def check(what: str, names: Any) -> None:
+        everyone = [set(text.split("\n")) for text in group.exchange(f"same/{what}", "\n".join(names), timeout_s=30.0)]
+        for rank, theirs in enumerate(everyone):
+            odd = sorted(theirs ^ everyone[0])
+            if odd:
+                raise TrivetError(
+                    f"{what} must be the same on all ranks, but rank {rank} differs from rank 0 in {odd}. Do it on every "
+                    "rank at the same update."
+                )
+
+    return check
+
+
+def restore(run: loop.Run, job: Job) -> None:
+    """Read a checkpoint into the run: everything for a fit, weights for a validation."""
+    assert job.ckpt_path is not None
+    state = directory.read(job.ckpt_path, capture.template(run))
+    if job.stage == "fit":
+        capture.restore(run, state)
+
+
+def pick(given: Any, job: Job, method: str) -> Any:
+    """The loader that was given, or the data module's, or the module's own."""
+    if given is not None:
+        return given
+    owner = job.datamodule if job.datamodule is not None else job.module
+    return getattr(owner, method)()
+
+
+def val_loaders(trainer: Trainer, job: Job) -> list[Any]:
+    """The validation loaders as a list; none where there is no validation step or none are given."""
+    module = job.module
+    if not overrides(module, Module, "validation_step"):
+        if job.stage == "validate" or job.val_loaders is not None:
+            raise ConfigurationError(
+                f"{type(module).__name__} has no validation_step(batch, batch_idx), but validation data was given."
+            )
+        return []
+    found = job.val_loaders
+    if found is None:
+        from .data.datamodule import DataModule
+
+        if job.datamodule is not None:
+            found = job.datamodule.val_dataloader() if overrides(job.datamodule, DataModule, "val_dataloader") else None
+        elif overrides(module, Module, "val_dataloader"):
+            found = module.val_dataloader()
+    if found is None:
+        if job.stage == "validate":
+            raise ConfigurationError("validate was given no loader, and neither the data module nor the module has one.")
+        return []
+    if trainer.limit_val_batches == 0:
+        return []
+    return list(found) if isinstance(found, (list, tuple)) else [found]
+
+
+# -------------------------------------------------------------------------------------------------------------- the end
+
+
+def on_failure(
+    exception: BaseException, trainer: Trainer, job: Job, hooks: Hooks, group: Group | None
+) -> BaseException:
+    """Find out who failed first, tell the others, run the hooks, and return what to raise."""
+    if group is not None and group.world.world_size > 1 and not isinstance(exception, KeyboardInterrupt):
+        # a broken connection is a consequence: the news of its cause may take a moment
+        consequence = isinstance(exception, (RuntimeError, RankFailed))
+        peer = group.failure(wait_s=2.0 if consequence else 0.0)
+        if peer is not None:
+            exception = peer
+        group.fail(exception)
+    try:
+        call(hooks.on_exception, exception)
+        if job.datamodule is not None:
+            job.datamodule.on_exception(exception)
+    except Exception as second:
+        exception.add_note(f"and on_exception raised {type(second).__name__}: {second}")
+    return exception
+
+
+def teardown(job: Job, hooks: Hooks) -> None:
+    """The last hooks; a failing one hides no earlier failure, which Python chains."""
+    if job.datamodule is not None:
+        job.datamodule.teardown(job.stage)
+    call(hooks.teardown, job.stage)
+
+
+def start_logging(trainer: Trainer, module: Module) -> None:
+    if trainer.is_global_zero:
+        for logger in trainer.loggers:
+            logger.log_hyperparams(capture.plain_hparams(module.hparams.__dict__))
+
+
+def finish_logging(trainer: Trainer, status: str) -> None:
+    if trainer.is_global_zero:
+        for logger in trainer.loggers:
+            logger.finalize(status)
+
+
+class determinism:
+    """Deterministic algorithms and cuDNN's choice, as the flags say, put back afterwards."""
+
+    def __init__(self, trainer: Trainer) -> None:
+        self.trainer = trainer
+
+    def __enter__(self) -> None:
+        self.before = torch.are_deterministic_algorithms_enabled(), torch.backends.cudnn.benchmark
+        if self.trainer.deterministic:
+            torch.use_deterministic_algorithms(True)
+        if self.trainer.benchmark is not None:
+            torch.backends.cudnn.benchmark = self.trainer.benchmark
+
+    def __exit__(self, *error: object) -> None:
+        torch.use_deterministic_algorithms(self.before[0])
+        torch.backends.cudnn.benchmark = self.before[1]
+
+
+# --------------------------------------------------------------------------------------------------- what flags mean
+
+
+def limits(
+    *, max_epochs: int | None, min_epochs: int | None, max_steps: int, min_steps: int | None,
+    max_time: str | float | timedelta | None, val_check_interval: int | float, check_val_every_n_epoch: int,
+    num_sanity_val_steps: int, log_every_n_steps: int,
+) -> loop.Limits:  # fmt: skip
+    """The limits of a run, checked. Without any limit: 1000 epochs, as a warning says."""
+    for name, value, lowest in (
+        ("max_epochs", max_epochs, -1), ("min_epochs", min_epochs, 0), ("max_steps", max_steps, -1),
+        ("min_steps", min_steps, 0), ("check_val_every_n_epoch", check_val_every_n_epoch, 1),
+        ("num_sanity_val_steps", num_sanity_val_steps, -1), ("log_every_n_steps", log_every_n_steps, 1),
+    ):  # fmt: skip
+        if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < lowest):
+            raise ConfigurationError(f"{name}={value!r}: expected a whole number from {lowest} up.")
+    if isinstance(val_check_interval, float) and not 0.0 < val_check_interval <= 1.0:
+        raise ConfigurationError(f"val_check_interval={val_check_interval!r}: a fraction lies in (0.0, 1.0].")
+    if isinstance(val_check_interval, int) and val_check_interval < 1:
+        raise ConfigurationError(f"val_check_interval={val_check_interval!r}: a number of batches is at least 1.")
+    seconds = seconds_of(max_time)
+    if max_epochs is None and max_steps == -1 and seconds is None:
+        warnings.warn("neither max_epochs, max_steps nor max_time is given: training ends after 1000 epochs.", stacklevel=3)
+        max_epochs = 1000
+    return loop.Limits(
+        max_epochs=None if max_epochs in (None, -1) else max_epochs,
+        min_epochs=min_epochs or 0,
+        max_steps=None if max_steps == -1 else max_steps,
+        min_steps=min_steps or 0,
+        max_seconds=seconds,
+        val_every_epochs=check_val_every_n_epoch,
+        sanity_batches=sys.maxsize if num_sanity_val_steps == -1 else num_sanity_val_steps,
+        log_every=log_every_n_steps,
+    )
+
+
+def seconds_of(value: str | float | timedelta | None) -> float | None:
+    """``max_time`` in seconds."""
+    if value is None:
+        return None
+    if isinstance(value, timedelta):
+        return value.total_seconds()
+    if isinstance(value, str):
+        parts = value.split(":")
+        if len(parts) != 4 or not all(part.strip().isdigit() for part in parts):
+            raise ConfigurationError(f"max_time={value!r}: expected 'DD:HH:MM:SS', a timedelta or seconds.")
+        days, hours, minutes, rest = (int(part) for part in parts)
+        return float(((days * 24 + hours) * 60 + minutes) * 60 + rest)
+    if value <= 0:
+        raise ConfigurationError(f"max_time={value!r}: expected a positive number of seconds.")
+    return float(value)
+
+
+def check_limit(name: str, value: int | float) -> int | float:
+    """A number of batches, or a fraction where it is a float."""
+    fine = isinstance(value, int) and not isinstance(value, bool) and value >= 0
+    fine |= isinstance(value, float) and 0.0 <= value <= 1.0
+    if not fine:
+        raise ConfigurationError(f"{name}={value!r}: expected a number of batches (int) or a fraction from 0.0 to 1.0.")
+    return value
+
+
+def check_clip(value: float | None, algorithm: str) -> Clip | None:
+    check_choice("gradient_clip_algorithm", algorithm, ("norm", "value"))
+    if value is None or value == 0:
+        return None
+    if value < 0:
+        raise ConfigurationError(f"gradient_clip_val={value!r}: expected a positive number, or None for no clipping.")
+    return Clip(float(value), algorithm)
+
+
+def check_accumulation(accumulate: int, global_batch_size: int | None) -> None:
+    if not isinstance(accumulate, int) or accumulate < 1:
+        raise ConfigurationError(f"accumulate_grad_batches={accumulate!r}: expected a whole number from 1 up.")
+    if global_batch_size is not None and accumulate != 1:
+        raise ConfigurationError(
+            f"global_batch_size={global_batch_size} and accumulate_grad_batches={accumulate} were both given; the first "
+            "replaces the second. Give one of them."
+        )
+
+
+def check_choice(name: str, value: Any, allowed: tuple[Any, ...]) -> None:
+    if value not in allowed:
+        raise ConfigurationError(f"{name}={value!r}: allowed are {', '.join(map(repr, allowed))}.")
+
+
+def make_loggers(logger: bool | Logger | list[Logger] | None, root: Path) -> list[Logger]:
+    """The loggers; a CSV logger where none is named."""
+    if logger is False:
+        return []
+    if logger is None or logger is True:
+        from .loggers.csv import CSVLogger
+
+        return [CSVLogger(root)]
+    return list(logger) if isinstance(logger, (list, tuple)) else [logger]
+
+
+def make_callbacks(
+    callbacks: Callback | list[Callback] | None, *, checkpoint: bool, progress_bar: bool
+) -> list[Callback]:
+    """The callbacks, with a Checkpoint and a progress bar where none is among them; savers last."""
+    found = list(callbacks) if isinstance(callbacks, (list, tuple)) else [callbacks] if callbacks is not None else []
+    for callback in found:
+        if not isinstance(callback, Callback):
+            raise ConfigurationError(f"callbacks: expected trivet.Callback objects, got {callback!r}.")
+    has_checkpoint = any(isinstance(callback, Checkpoint) for callback in found)
+    if has_checkpoint and not checkpoint:
+        raise ConfigurationError("a Checkpoint callback was given together with enable_checkpointing=False.")
+    if checkpoint and not has_checkpoint:
+        found.append(Checkpoint())
+    if progress_bar:
+        from .callbacks.progress import ProgressBar
+
+        if not any(isinstance(callback, ProgressBar) for callback in found):
+            found.insert(0, ProgressBar())
+    keys = [callback.state_key for callback in found]
+    twice = next((key for key in keys if keys.count(key) > 1), None)
+    if twice is not None:
+        raise ConfigurationError(f"two callbacks have the state_key {twice!r}; override state_key in one of them.")
+    return found
+
+
+def by_loader(metrics: Mapping[str, float]) -> list[dict[str, float]]:
+    """Metrics of several loaders apart, each with those that belong to no loader."""
+    marker = "/dataloader_idx_"
+    numbers = sorted({int(name.rsplit(marker, 1)[1]) for name in metrics if marker in name})
+    shared = {name: value for name, value in metrics.items() if marker not in name}
+    if not numbers:
+        return [shared]
+    return [{**shared, **{k: v for k, v in metrics.items() if k.endswith(f"{marker}{n}")}} for n in numbers]
+
+

@@ -1,0 +1,374 @@
+"""Trainer: the front door. Flags become a Plan, the Plan is launched, and the loop runs in every process."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from . import capture, session
+from .callbacks.callback import Callback
+from .callbacks.checkpoint import Checkpoint
+from .capabilities import Resolved, resolve
+from .checkpoint import directory
+from .errors import ConfigurationError
+from .launch import environments
+from .launch.world import World
+from .loggers.logger import Logger
+from .module import Module
+from .plugins import Accelerator, Precision, Strategy
+from .state import Progress
+
+if TYPE_CHECKING:
+    from datetime import timedelta
+
+    from .capabilities import Plan
+    from .data.datamodule import DataModule
+    from .loop import Run
+
+
+@dataclass
+class Job:
+    """One call of `fit` or `validate`: what it was given, as it travels to worker processes."""
+
+    stage: str
+    module: Module
+    train_loader: Any = None
+    val_loaders: Any = None
+    datamodule: DataModule | None = None
+    ckpt_path: str | None = None
+    seed: int = 0
+
+
+class Trainer:
+    """Trains a `Module` with a strategy, an accelerator and a precision that are chosen here.
+
+    A plugin is given as a name, an instance or a mapping (``{"name": "ddp", "static_graph": True}``). The combination is
+    checked when the Trainer is made, and once more with the module before any process starts.
+
+    Args:
+        accelerator: ``"auto"``, ``"cpu"``, ``"cuda"`` (``"gpu"``), or a third party's.
+        strategy: ``"auto"`` (``single`` for one process, ``ddp`` for more), or any installed one.
+        devices: processes on this machine: a number, a list of device indices, -1 for all, or ``"auto"``.
+        num_nodes: machines. More than one needs an environment that starts the processes, such as torchrun.
+        precision: ``fp32 fp64 bf16-mixed fp16-mixed bf16-true fp16-true`` or a third party's.
+        logger: True for a CSV logger, False for none, or one or several loggers.
+        callbacks: one or several; a `Checkpoint` and a progress bar are added where there are none.
+        max_epochs: epochs after which training ends; 1000 where no other limit is given, -1 for no limit.
+        max_steps: updates after which training ends; -1 for no limit. An update counts once however many optimizers step.
+        max_time: seconds, a timedelta, or ``"DD:HH:MM:SS"``.
+        limit_train_batches: batches per rank and epoch: a number, or a fraction where a float is given.
+        limit_val_batches: the same for each validation loader; 0 for no validation.
+        val_check_interval: batches between validations within an epoch, or a fraction; 1.0 for its end.
+        check_val_every_n_epoch: validate in every n-th epoch only.
+        num_sanity_val_steps: validation batches that are tried before training.
+        fast_dev_run: run one batch (or n) of everything, without checkpoints and loggers.
+        log_every_n_steps: updates between rows of the loggers.
+        accumulate_grad_batches: micro-batches of each rank in one update.
+        global_batch_size: samples in one update over all ranks, instead of ``accumulate_grad_batches``.
+        gradient_clip_val: the bound of the gradients' global norm, or of each element.
+        gradient_clip_algorithm: ``"norm"`` or ``"value"``.
+        on_skip: what a `training_step` that returns None does when there are several ranks: ``"update"`` skips it on all of
+            them, ``"samples"`` goes on with the other ranks' samples. Declaring it costs one collective per update.
+        uneven: for iterable data that ends at different times on different ranks: ``"error"``, ``"drop"``, ``"join"``.
+        deterministic: use deterministic algorithms only, and fix the order of reductions.
+        benchmark: let cuDNN choose algorithms by trying.
+        default_root_dir: where runs are written; ``trivet_runs`` in the current directory by default.
+        return_weights: whether the caller's module holds the trained weights after a launched `fit`.
+    """
+
+    def __init__(
+        self,
+        *,
+        accelerator: str | Accelerator | Mapping[str, Any] = "auto",
+        strategy: str | Strategy | Mapping[str, Any] = "auto",
+        devices: int | str | list[int] = "auto",
+        num_nodes: int = 1,
+        precision: str | int | Precision | Mapping[str, Any] = "fp32",
+        logger: bool | Logger | list[Logger] | None = None,
+        callbacks: Callback | list[Callback] | None = None,
+        max_epochs: int | None = None,
+        min_epochs: int | None = None,
+        max_steps: int = -1,
+        min_steps: int | None = None,
+        max_time: str | float | timedelta | None = None,
+        limit_train_batches: int | float = 1.0,
+        limit_val_batches: int | float = 1.0,
+        val_check_interval: int | float = 1.0,
+        check_val_every_n_epoch: int = 1,
+        num_sanity_val_steps: int = 2,
+        fast_dev_run: bool | int = False,
+        log_every_n_steps: int = 50,
+        accumulate_grad_batches: int = 1,
+        global_batch_size: int | None = None,
+        gradient_clip_val: float | None = None,
+        gradient_clip_algorithm: str = "norm",
+        on_skip: str | None = None,
+        uneven: str = "error",
+        deterministic: bool = False,
+        benchmark: bool | None = None,
+        enable_checkpointing: bool = True,
+        enable_progress_bar: bool = True,
+        default_root_dir: str | Path | None = None,
+        return_weights: bool = True,
+    ) -> None:
+        fast = int(fast_dev_run)
+        self.fast_dev_run = fast
+        self.limits = session.limits(
+            max_epochs=1 if fast else max_epochs,
+            min_epochs=min_epochs,
+            max_steps=fast or max_steps,
+            min_steps=min_steps,
+            max_time=max_time,
+            val_check_interval=1.0 if fast else val_check_interval,
+            check_val_every_n_epoch=1 if fast else check_val_every_n_epoch,
+            num_sanity_val_steps=0 if fast else num_sanity_val_steps,
+            log_every_n_steps=log_every_n_steps,
+        )
+        self.val_check_interval = 1.0 if fast else val_check_interval
+        self.limit_train_batches = session.check_limit("limit_train_batches", fast or limit_train_batches)
+        self.limit_val_batches = session.check_limit("limit_val_batches", fast or limit_val_batches)
+        self.clip = session.check_clip(gradient_clip_val, gradient_clip_algorithm)
+        session.check_accumulation(accumulate_grad_batches, global_batch_size)
+        session.check_choice("on_skip", on_skip, (None, "update", "samples"))
+        session.check_choice("uneven", uneven, ("error", "drop", "join"))
+        self.accumulate_grad_batches, self.global_batch_size = accumulate_grad_batches, global_batch_size
+        self.on_skip, self.uneven = on_skip, uneven
+        self.deterministic, self.benchmark = deterministic, benchmark
+        self.default_root_dir = Path(default_root_dir or "trivet_runs")
+        self.return_weights = return_weights
+        self._request: dict[str, Any] = {
+            "accelerator": accelerator,
+            "strategy": strategy,
+            "devices": devices,
+            "num_nodes": num_nodes,
+            "precision": precision,
+            "on_skip": on_skip,
+            "accumulate": None if global_batch_size else accumulate_grad_batches,
+            "global_batch_size": global_batch_size,
+            "clip": self.clip,
+            "deterministic": deterministic,
+            "returns_weights": return_weights,
+        }
+        self.resolve(None, environments.detect())
+        self.loggers = session.make_loggers(False if fast else logger, self.default_root_dir)
+        self.callbacks = session.make_callbacks(
+            callbacks, checkpoint=enable_checkpointing and not fast, progress_bar=enable_progress_bar
+        )
+        self.enable_checkpointing = enable_checkpointing and not fast
+        self.config: dict[str, Any] = {}  # the command line's, where there was one
+
+        self.progress = Progress()
+        self.world = World()
+        self.datamodule: DataModule | None = None
+        self.should_stop = self.validating = self.sanity_checking = self.validation_due = False
+        self.at_boundary = True
+        self.logged_metrics: dict[str, float] = {}
+        self._run: Run | None = None
+        self._ended: Run | None = None  # of a single process, so that it can be saved afterwards
+        self.final_metrics: dict[str, float] = {}
+        self._started = time.monotonic()
+
+    # ---------------------------------------------------------------------------------------------------- to call
+
+    def fit(
+        self,
+        module: Module,
+        train_dataloaders: Any = None,
+        val_dataloaders: Any = None,
+        datamodule: DataModule | None = None,
+        ckpt_path: str | Path | None = None,
+    ) -> None:
+        """Train; returns when training has ended, with the trained weights in ``module``.
+
+        With several devices worker processes are started. What comes back from them is the module's state dict, the
+        callbacks' state, the metrics, the progress and the checkpoints' paths; nothing else. A failure of a worker
+        raises `RankFailed` here.
+
+        Args:
+            module: what to train.
+            train_dataloaders: a DataLoader or another iterable of batches; or a method of the module or ``datamodule``.
+            val_dataloaders: one or a list of them.
+            datamodule: gives the loaders instead.
+            ckpt_path: a checkpoint to go on from: a path, ``"last"`` or ``"best"`` of the Checkpoint callback.
+        """
+        job = Job("fit", module, train_dataloaders, val_dataloaders, datamodule, self._checkpoint(ckpt_path))
+        self._start(job)
+
+    def validate(
+        self,
+        module: Module,
+        dataloaders: Any = None,
+        datamodule: DataModule | None = None,
+        ckpt_path: str | Path | None = None,
+    ) -> list[dict[str, float]]:
+        """One pass over the validation data, each sample exactly once; returns one mapping of metrics per loader."""
+        job = Job("validate", module, None, dataloaders, datamodule, self._checkpoint(ckpt_path))
+        self._start(job)
+        return session.by_loader(self.final_metrics)
+
+    def plan(self, module: Module | None = None) -> Plan:
+        """What a `fit` of this module would be: printable, and checked. Starts nothing."""
+        return self.resolve(module, environments.detect()).plan
+
+    def save_checkpoint(self, path: str | Path) -> None:
+        """Write a checkpoint directory. All ranks call it, at an update boundary; on one process also after `fit`."""
+        run = self._ended if self._run is None and self._ended is not None else self._active()
+        directory.write(
+            path, capture.capture(run), rank=run.world.rank, world_size=run.world.world_size, metrics=self.callback_metrics
+        )
+
+    # -------------------------------------------------------------------------------------------------- to look at
+
+    @property
+    def callback_metrics(self) -> dict[str, float]:
+        """The newest value of every logged metric. Looking fetches them from the device."""
+        if self._run is None:
+            return self.final_metrics
+        return {**self._run.train_metrics.newest(), **self._run.val_metrics.newest()}
+
+    @property
+    def progress_bar_metrics(self) -> dict[str, float]:
+        """Those logged with ``prog_bar=True``."""
+        if self._run is None:
+            return {}
+        return {**self._run.train_metrics.shown(), **self._run.val_metrics.shown()}
+
+    @property
+    def current_epoch(self) -> int:
+        """Epochs completed."""
+        return self.progress.epoch
+
+    @property
+    def global_step(self) -> int:
+        """Updates applied."""
+        return self.progress.update
+
+    @property
+    def max_epochs(self) -> int | None:
+        return self.limits.max_epochs
+
+    @property
+    def max_steps(self) -> int | None:
+        return self.limits.max_steps
+
+    @property
+    def world_size(self) -> int:
+        return self.world.world_size
+
+    @property
+    def global_rank(self) -> int:
+        return self.world.rank
+
+    @property
+    def is_global_zero(self) -> bool:
+        return self.world.rank == 0
+
+    @property
+    def num_training_batches(self) -> float:
+        """Micro-batches of this rank in one epoch; infinity where the loader has no length."""
+        data = self._run.train_data if self._run else None
+        return float("inf") if data is None or data.num_batches is None else data.num_batches
+
+    @property
+    def num_updates(self) -> int | None:
+        """Updates in one epoch, None where the loader has no length."""
+        data = self._run.train_data if self._run else None
+        return None if data is None else data.num_updates
+
+    @property
+    def optimizers(self) -> list[Any]:
+        return list(self._active().engine.optimizers)
+
+    @property
+    def strategy(self) -> Strategy:
+        return self._active().engine.strategy
+
+    @property
+    def log_dir(self) -> Path:
+        """Where the first logger writes, or ``default_root_dir``."""
+        first = self.loggers[0].log_dir if self.loggers else None
+        return Path(first) if first else self.default_root_dir
+
+    @property
+    def checkpoint_callback(self) -> Checkpoint | None:
+        return next((callback for callback in self.callbacks if isinstance(callback, Checkpoint)), None)
+
+    @property
+    def log_every_n_steps(self) -> int:
+        return self.limits.log_every
+
+    def elapsed(self) -> float:
+        """Seconds since this `fit` or `validate` began in this process."""
+        return time.monotonic() - self._started
+
+    def agree(self, flag: bool) -> bool:
+        """Rank 0's answer, on all ranks. A collective: all ranks call it."""
+        if self.world.world_size == 1:
+            return flag
+        answer = torch.tensor(float(flag), device=self._active().group.device)
+        torch.distributed.broadcast(answer, 0)  # all ranks
+        return bool(answer.item())
+
+    # -------------------------------------------------------------------------------------------------------- inside
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_run": None, "_ended": None}
+
+    def resolve(self, module: Module | None, world: World | None) -> Resolved:
+        """The plugins, made and negotiated, for a world that an environment or a launcher gave."""
+        manual = module is not None and not module.automatic_optimization
+        return resolve(world=world, manual=manual, **self._request)
+
+    def begin(self, world: World, job: Job) -> None:
+        """A job starts in this process."""
+        self.world, self.datamodule, self._started = world, job.datamodule, time.monotonic()
+        self.at_boundary, self.validating, self.validation_due = True, False, False
+        self.logged_metrics = {}
+        if job.stage == "fit":
+            self.progress = Progress()
+
+    def attach(self, run: Run) -> None:
+        """The run that the properties above read from; the module reaches it too."""
+        self._run, self._ended = run, None
+        object.__setattr__(run.module, "_run", run)
+
+    def detach(self) -> None:
+        """The run has ended: keep its metrics, let go of everything else."""
+        if self._run is not None:
+            self.final_metrics = self.callback_metrics
+            object.__setattr__(self._run.module, "_run", None)
+            self._ended = self._run if self.world.world_size == 1 else None
+        self._run = None
+
+    def _active(self) -> Run:
+        if self._run is None:
+            raise ConfigurationError("this is known only while fit or validate runs.")
+        return self._run
+
+    def _checkpoint(self, path: str | Path | None) -> str | None:
+        if path not in ("last", "best"):
+            return None if path is None else str(path)
+        callback = self.checkpoint_callback
+        found = callback and (callback.last_model_path if path == "last" else callback.best_model_path)
+        if not found:
+            raise ConfigurationError(f"ckpt_path={path!r}: no Checkpoint callback of this Trainer has saved one yet.")
+        return str(found)
+
+    def _start(self, job: Job) -> None:
+        if not isinstance(job.module, Module):
+            raise ConfigurationError(f"expected a trivet.Module to {job.stage}, got {job.module!r}.")
+        world = environments.detect()
+        resolved = self.resolve(job.module, world)
+        job.seed = torch.initial_seed() & (2**63 - 1)
+        self.should_stop = False
+        if world is None and resolved.plan.world_size > 1:
+            session.launch(self, job, resolved)
+        else:
+            session.run(self, job, resolved, world or World())
+
+

@@ -1,0 +1,132 @@
+"""DDP: every rank holds everything, and gradients are averaged in buckets while backward runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from trivet.errors import ConfigurationError
+from trivet.plugins import Context, Strategy
+
+HOOKS = ("fp16", "bf16", "powersgd")
+
+
+class DDP(Strategy):
+    """Data parallelism on torch's DistributedDataParallel (Li et al. 2020).
+
+    Args:
+        bucket_size_mb: gradients are averaged in buckets of about this size, in MiB.
+        gradient_as_bucket_view: gradients are views into the buckets, which saves one copy of them.
+        static_graph: promise that every update uses the same parameters in the same order.
+        find_unused_parameters: search each update for parameters without gradient. Off, an unused one is an error.
+        broadcast_buffers: give all ranks the buffers of rank 0 before each forward.
+        communication_hook: compress gradients on the wire: ``"fp16"``, ``"bf16"`` or ``"powersgd"``.
+        powersgd_rank: rank of PowerSGD's matrices (Vogels et al. 2019); more is more exact and more traffic.
+    """
+
+    def __init__(
+        self,
+        bucket_size_mb: float = 25.0,
+        gradient_as_bucket_view: bool = True,
+        static_graph: bool = False,
+        find_unused_parameters: bool = False,
+        broadcast_buffers: bool = True,
+        communication_hook: str | None = None,
+        powersgd_rank: int = 1,
+    ) -> None:
+        if communication_hook not in (None, *HOOKS):
+            raise ConfigurationError(
+                f"ddp: communication_hook={communication_hook!r} is unknown; allowed are {', '.join(HOOKS)}."
+            )
+        if bucket_size_mb <= 0:
+            raise ConfigurationError(f"ddp: bucket_size_mb={bucket_size_mb!r} must be positive.")
+        self.bucket_size_mb = bucket_size_mb
+        self.gradient_as_bucket_view = gradient_as_bucket_view
+        self.static_graph = static_graph
+        self.find_unused_parameters = find_unused_parameters
+        self.broadcast_buffers = broadcast_buffers
+        self.communication_hook = communication_hook
+        self.powersgd_rank = powersgd_rank
+
+    def notes(self, world_size: int, deterministic: bool) -> tuple[str, ...]:
+        notes = []
+        if self.communication_hook == "powersgd":
+            notes.append("powersgd keeps an error memory that checkpoints do not hold: a resumed run differs slightly")
+        if world_size > 2 and not deterministic:
+            notes.append(
+                "ddp on more than 2 ranks: a resumed run equals an unbroken one to 1e-6, since torch rebuilds its buckets "
+                "after the first update; deterministic=True makes it exact"
+            )
+        return tuple(notes)
+
+    def shard(self, root: nn.Module, context: Context) -> nn.Module:
+        if context.deterministic and context.world.world_size > 2:
+            context = replace(context, late=True)  # one flat average: torch's buckets change layout after an update
+        self.context = context
+        self._trainable = [p.requires_grad for p in root.parameters()]
+        if not any(self._trainable):
+            return root  # torch refuses to wrap a module that has nothing to reduce
+        cuda = context.device.type == "cuda"
+        ddp = DistributedDataParallel(
+            root,
+            device_ids=[context.device] if cuda else None,
+            bucket_cap_mb=self.bucket_size_mb,
+            gradient_as_bucket_view=self.gradient_as_bucket_view,
+            static_graph=self.static_graph,
+            find_unused_parameters=self.find_unused_parameters,
+            broadcast_buffers=self.broadcast_buffers,
+        )
+        if self.communication_hook is not None:
+            ddp.register_comm_hook(*_hook(self.communication_hook, self.powersgd_rank))
+        return ddp
+
+    def no_sync(self, root: nn.Module) -> AbstractContextManager[Any]:
+        return root.no_sync() if isinstance(root, DistributedDataParallel) else nullcontext()
+
+    def unwrap(self, root: nn.Module) -> nn.Module:
+        return root.module if isinstance(root, DistributedDataParallel) else root
+
+    def refresh(self, root: nn.Module) -> nn.Module:
+        """Wrap anew when parameters were frozen, unfrozen or added: the reducer knows only those it was built with.
+
+        Wrapping is a collective. That all ranks changed the same parameters is checked through the store first, so
+        that a change on one rank is an error and not a hang.
+        """
+        step = self.unwrap(root)
+        trainable = [p.requires_grad for p in step.parameters()]
+        if trainable == self._trainable:
+            return root
+        self.context.same_on_all_ranks("which parameters require gradients", _named(step))
+        if isinstance(root, DistributedDataParallel):
+            for param in step.parameters():
+                if param.grad is not None:
+                    param.grad = param.grad.clone()  # no views into the buckets of the old reducer
+        del root  # its reducer's autograd hooks go with it
+        return self.shard(step, self.context)
+
+
+def _named(step: nn.Module) -> list[str]:
+    return [name.removeprefix("module.") for name, param in step.named_parameters() if param.requires_grad]
+
+
+def _hook(name: str, rank: int) -> tuple[Any, Callable[..., Any]]:
+    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+
+    if name == "powersgd":
+        # torch starts compressing at iteration 1000 by default; from the third on is the earliest that it allows
+        state = powerSGD_hook.PowerSGDState(process_group=None, matrix_approximation_rank=rank, start_powerSGD_iter=2)
+        return state, powerSGD_hook.powerSGD_hook
+    if name == "fp16":
+        return None, default_hooks.fp16_compress_hook
+
+    def bf16(state: Any, bucket: torch.distributed.GradBucket) -> torch.futures.Future[torch.Tensor]:
+        # torch refuses its own hook on gloo by the function's name, though gloo reduces bfloat16
+        return default_hooks.bf16_compress_hook(state, bucket)
+
+    return None, bf16

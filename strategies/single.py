@@ -1,0 +1,34 @@
+"""One process that holds everything and talks to nobody."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor, nn
+
+from trivet.plugins import Context, Needs, Strategy
+
+
+class Single(Strategy):
+    """One process, one device. The reference that every other strategy must equal."""
+
+    @property
+    def needs(self) -> Needs:
+        return Needs()
+
+    @property
+    def offers(self) -> frozenset[str]:
+        return super().offers - {"several_processes"}
+
+    def mesh_dims(self, world_size: int) -> dict[str, int]:
+        return {"dp": 1}
+
+    def shard(self, root: nn.Module, context: Context) -> nn.Module:
+        self.context = context
+        return root
+
+    def reduce_(self, parameters: Sequence[nn.Parameter]) -> None:
+        """Nothing to average."""
+
+    def agree_(self, flag: Tensor) -> Tensor:
+        return flag

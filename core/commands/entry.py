@@ -1,0 +1,132 @@
+"""Where every command starts: ``trivet ...``, ``python -m trivet ...`` and `trivet.cli` in a user's script.
+
+Nothing heavy is imported before the command is known, so that help, version and the list of plugins answer at once.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import sysconfig
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from ..errors import RankFailed, TrivetError
+
+if TYPE_CHECKING:
+    from ..data.datamodule import DataModule
+    from ..module import Module
+    from ..trainer import Trainer
+
+USAGE = """\
+usage: {prog} COMMAND [--flag value ...]
+
+Train PyTorch modules with any strategy, accelerator and precision.
+
+commands:
+  fit       train a model
+  validate  run the validation of a model, usually with --ckpt_path
+  plan      show what a combination of flags would run, without running it
+  plugins   list the installed strategies, accelerators, precisions, ...
+
+{prog} COMMAND --help tells more; with --strategy NAME, --model CLASS and so on
+given, it includes their own options.
+
+options:
+  -h, --help  show this message
+  --version   show the version
+"""
+COMMANDS = ("fit", "validate", "plan", "plugins")
+
+
+def cli(
+    model: type[Module] | None = None,
+    data: type[DataModule] | None = None,
+    args: Sequence[str] | None = None,
+    *,
+    trainer_defaults: Mapping[str, Any] | None = None,
+) -> Trainer | None:
+    """Give a script the commands of ``trivet``: ``python train.py fit --strategy ddp --model.lr 0.1``.
+
+    Args:
+        model: The module class, whose arguments are then ``--model.NAME``. None leaves it to ``--model pkg.Class``.
+        data: The data module class, likewise, with ``--data.NAME``.
+        args: The command line without the program's name. None takes ``sys.argv``.
+        trainer_defaults: Defaults of this script for Trainer arguments, below configuration files and flags.
+
+    Returns:
+        The trainer after ``fit`` and ``validate``, else None.
+
+    Raises:
+        SystemExit: With the exit code, where that is not 0; the message is then on standard error.
+    """
+    prog = f"python {os.path.basename(sys.argv[0])}" if sys.argv[0].endswith(".py") else "trivet"
+    argv = sys.argv[1:] if args is None else args
+    code, trainer = run(argv, prog=prog, model=model, data=data, trainer_defaults=trainer_defaults)
+    if code:
+        raise SystemExit(code)
+    return trainer
+
+
+def run(
+    argv: Sequence[str],
+    *,
+    prog: str,
+    model: type[Module] | None = None,
+    data: type[DataModule] | None = None,
+    trainer_defaults: Mapping[str, Any] | None = None,
+) -> tuple[int, Trainer | None]:
+    """Run one command; return the exit code and, for the commands that train or validate, the trainer."""
+    command = argv[0] if argv else "--help"
+    if command in ("-h", "--help"):
+        print(USAGE.format(prog=prog), end="")
+        return (0 if argv else 2), None
+    if command == "--version":
+        import trivet
+
+        print(f"trivet {trivet.__version__}")
+        return 0, None
+    if command not in COMMANDS:
+        from difflib import get_close_matches
+
+        near = get_close_matches(command, COMMANDS, n=1)
+        guess = f" Did you mean {near[0]!r}?" if near else ""
+        _complain(prog, f"there is no command {command!r}.{guess} Commands: {', '.join(COMMANDS)}.")
+        return 2, None
+    try:
+        if command == "plugins":
+            from .plugins import show_plugins
+
+            return show_plugins(argv[1:], prog=f"{prog} plugins"), None
+        from .job import run_job
+
+        return run_job(command, argv[1:], prog=f"{prog} {command}", classes=(model, data), defaults=trainer_defaults)
+    except RankFailed as error:
+        sys.stdout.flush()
+        print(error.traceback.rstrip(), file=sys.stderr)
+        _complain(f"{prog} {command}", str(error))
+        return 1, None
+    except TrivetError as error:
+        if _passes_user_code(error):
+            raise  # the traceback tells the user which of their lines it was
+        _complain(f"{prog} {command}", str(error))
+        return 2, None
+    except KeyboardInterrupt:
+        _complain(f"{prog} {command}", "interrupted")
+        return 130, None
+
+
+def _passes_user_code(error: BaseException) -> bool:
+    """Whether the error came out of code that is neither ours nor installed: a script, a model, a data module."""
+    installed = [os.path.dirname(os.path.dirname(os.path.abspath(__file__))), *sysconfig.get_paths().values()]
+    frame = error.__traceback__
+    while frame is not None:
+        path = frame.tb_frame.f_code.co_filename
+        if not path.startswith(("<frozen", *installed)):
+            return True
+        frame = frame.tb_next
+    return False
+
+
+def _complain(prog: str, text: str) -> None:
+    print(f"{prog}: {text}", file=sys.stderr)

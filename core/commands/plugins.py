@@ -1,0 +1,88 @@
+"""``trivet plugins``: what is installed, from metadata alone, and with ``--check`` what works."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from ..registry import GROUPS, Entry, entries, load, make
+
+COLUMNS = ("group", "name", "distribution", "version", "target")
+
+
+def show_plugins(argv: Sequence[str], *, prog: str) -> int:
+    """Print the table, or JSON; the exit code is 1 where ``--check`` found a plugin that cannot be loaded."""
+    parser = argparse.ArgumentParser(
+        prog=prog,
+        description="List the installed plugins. Reads metadata only; with --check each is imported.",
+    )
+    parser.add_argument("kind", nargs="?", choices=list(GROUPS), help="show only this kind")
+    parser.add_argument("--check", action="store_true", help="import each; print needs, offers and what is unavailable")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    options = parser.parse_args(list(argv))
+    found = [entry for kind in GROUPS if options.kind in (None, kind) for entry in entries(kind)]
+    count = Counter((entry.kind, entry.name) for entry in found)
+    rows = [
+        {**asdict(entry), "group": GROUPS[entry.kind], "conflict": count[entry.kind, entry.name] > 1} for entry in found
+    ]
+    if options.check:
+        for row, entry in zip(rows, found, strict=True):
+            row["check"] = check(entry)
+    print(json.dumps(rows, indent=2) if options.json else _table(rows))
+    return 1 if any(row.get("check", {}).get("status") == "broken" for row in rows) else 0
+
+
+def check(entry: Entry) -> dict[str, Any]:
+    """Import one plugin. ``status``: ok, unavailable (on this machine), broken, or untried (needs arguments)."""
+    try:
+        load(entry.kind, entry.qualified)
+    except Exception as error:  # whatever a foreign module raises while it is imported is the answer
+        return {"status": "broken", "reason": f"{type(error).__name__}: {error}"}
+    if entry.kind not in ("strategy", "accelerator", "precision"):
+        return {"status": "ok"}
+    try:
+        plugin = make(entry.kind, entry.qualified).plugin
+        answer: dict[str, Any] = {
+            "status": "ok",
+            "needs": {kind: sorted(names) for kind, names in vars(plugin.needs).items() if names},
+            "offers": sorted(plugin.offers),
+        }
+        if entry.kind == "accelerator":
+            if plugin.is_available():
+                answer["devices"] = plugin.device_count()
+            else:
+                answer |= {"status": "unavailable", "reason": plugin.unavailable_reason()}
+    except Exception as error:  # likewise
+        return {"status": "untried", "reason": f"{type(error).__name__}: {error}"}
+    return answer
+
+
+def _table(rows: list[dict[str, Any]]) -> str:
+    if not rows:
+        return "no plugins are installed"
+    widths = {key: max(len(key), *(len(str(row[key])) for row in rows)) for key in COLUMNS}
+    lines = ["  ".join(key.ljust(widths[key]) for key in COLUMNS).rstrip()]
+    for row in rows:
+        line = "  ".join(str(row[key]).ljust(widths[key]) for key in COLUMNS).rstrip()
+        if row["conflict"]:
+            line += f"  (conflict: write {row['distribution']}:{row['name']})"
+        lines += [line, *_checked(row.get("check"))]
+    return "\n".join(lines)
+
+
+def _checked(answer: dict[str, Any] | None) -> list[str]:
+    if answer is None:
+        return []
+    reason = f": {answer['reason']}" if "reason" in answer else ""
+    lines = [f"    {answer['status']}{reason}"]
+    if answer.get("needs"):
+        lines.append("    needs   " + "; ".join(f"{kind}: {', '.join(v)}" for kind, v in answer["needs"].items()))
+    if answer.get("offers"):
+        lines.append(f"    offers  {', '.join(answer['offers'])}")
+    if "devices" in answer:
+        lines.append(f"    devices {answer['devices']}")
+    return lines

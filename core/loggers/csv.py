@@ -1,0 +1,151 @@
+"""CSVLogger: metrics as a table in a file, hyperparameters beside it."""
+
+from __future__ import annotations
+
+import csv
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TextIO
+
+from .logger import Logger
+
+METRICS = "metrics.csv"
+HPARAMS = "hparams.yaml"
+
+
+class CSVLogger(Logger):
+    """Append metrics to ``save_dir/name/version_N/metrics.csv``, one row per call, at once visible to others.
+
+    Args:
+        save_dir: The directory that holds all experiments.
+        name: A directory below it, for runs that belong together.
+        version: Which run this is: a number, or the name of a directory. None takes the first number above those that
+            exist, so that no run, a resumed one included, writes into another's directory. A version that is given is
+            continued where it exists, never overwritten.
+    """
+
+    def __init__(self, save_dir: str | os.PathLike[str], name: str = "", version: int | str | None = None) -> None:
+        self.save_dir = os.fspath(save_dir)
+        self._name = name
+        self._version = version
+        self._columns: list[str] = []
+        self._file: TextIO | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_file": None}  # an open file stays in its process
+
+    @property
+    def name(self) -> str:
+        return self._name
+
+    @property
+    def version(self) -> int | str:
+        """The version; where none was given, the next free one is claimed by creating its directory."""
+        if self._version is None:
+            self._version = _claim_version(Path(self.save_dir, self._name))
+        return self._version
+
+    @property
+    def log_dir(self) -> str:
+        version = self.version
+        return str(Path(self.save_dir, self._name, version if isinstance(version, str) else f"version_{version}"))
+
+    def log_metrics(self, metrics: Mapping[str, float], step: int) -> None:
+        """Append one row. Columns are ``epoch``, ``step`` and then the metrics in the order of first appearance."""
+        row: dict[str, Any] = {**{k: float(v) for k, v in metrics.items() if k != "epoch"}, "step": step}
+        if "epoch" in metrics:
+            row["epoch"] = int(metrics["epoch"])
+        if self._file is None:
+            self._open()
+        new = [key for key in row if key not in self._columns]
+        if new:
+            self._add_columns(new)
+        assert self._file is not None
+        csv.writer(self._file).writerow([row.get(column, "") for column in self._columns])
+
+    def log_hyperparams(self, params: Mapping[str, Any]) -> None:
+        """Write ``hparams.yaml``; keys of an earlier call are kept. Values unknown to YAML are written as repr."""
+        import yaml  # type: ignore[import-untyped]
+
+        path = self._directory() / HPARAMS
+        known = (yaml.safe_load(path.read_text()) or {}) if path.exists() else {}
+        text = yaml.safe_dump({**known, **_plain(dict(params))}, sort_keys=False, allow_unicode=True)
+        _replace(path, text)
+
+    def save(self) -> None:
+        if self._file is not None:
+            self._file.flush()
+
+    def finalize(self, status: str) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def _directory(self) -> Path:
+        directory = Path(self.log_dir)
+        directory.mkdir(parents=True, exist_ok=True)
+        return directory
+
+    def _open(self) -> None:
+        """Open for appending; a file that is there already (a restarted worker, a given version) is continued."""
+        path = self._directory() / METRICS
+        self._columns = []
+        if path.exists() and path.stat().st_size > 0:
+            with path.open(newline="") as existing:
+                self._columns = next(csv.reader(existing), [])
+            with path.open("rb+") as raw:
+                raw.seek(-1, os.SEEK_END)
+                if raw.read(1) != b"\n":  # the last row was torn by a crash: ours must not be glued to it
+                    raw.write(b"\r\n")
+        self._file = path.open("a", buffering=1, newline="")
+        if not self._columns:
+            self._columns = ["epoch", "step"]
+            csv.writer(self._file).writerow(self._columns)
+
+    def _add_columns(self, new: list[str]) -> None:
+        """Give the file a longer header: old rows are copied once, row by row, into a file that then takes its place.
+
+        A reader sees the old file or the new one, and a crash leaves one of them whole. Copying happens only when a
+        metric is logged for the first time, which for most runs is twice: at the first row and at the first validation.
+        """
+        assert self._file is not None
+        self._file.close()
+        self._columns = [*self._columns, *new]
+        path = Path(self.log_dir, METRICS)
+        temporary = path.with_name(f".{METRICS}.{os.getpid()}")
+        with path.open(newline="") as old, temporary.open("w", newline="") as longer:
+            rows, writer = csv.reader(old), csv.writer(longer)
+            next(rows, None)
+            writer.writerow(self._columns)
+            writer.writerows([*row, *[""] * (len(self._columns) - len(row))] for row in rows)
+        temporary.replace(path)
+        self._file = path.open("a", buffering=1, newline="")
+
+
+def _claim_version(root: Path) -> int:
+    """Create and return the first free ``version_N``. Creating decides, so two runs that start together differ."""
+    root.mkdir(parents=True, exist_ok=True)
+    taken = [path.name.removeprefix("version_") for path in root.glob("version_*")]
+    version = max((int(number) for number in taken if number.isdecimal()), default=-1) + 1
+    while True:
+        try:
+            (root / f"version_{version}").mkdir()
+        except FileExistsError:
+            version += 1
+        else:
+            return version
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    return value if isinstance(value, (str, int, float, bool, type(None))) else repr(value)
+
+
+def _replace(path: Path, text: str) -> None:
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary.write_text(text)
+    temporary.replace(path)

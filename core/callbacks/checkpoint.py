@@ -49,9 +49,10 @@ class Checkpoint(Callback):
     Args:
         dirpath: where checkpoints are written; ``checkpoints`` in the trainer's ``log_dir`` by default.
         filename: a template with ``{epoch}`` (epochs completed), ``{update}`` or ``{step}`` (updates applied) and names
-            of metrics, each with an optional format: ``"best-{update:06d}-{val/loss:.3f}"``. Slashes become underscores.
-            An existing name gets a suffix ``-v1``, ``-v2``, ...
-        monitor: the metric that ranks checkpoints. Without it the newest ``save_top_k`` are kept.
+            of metrics, each with an optional format: ``"{update:06d}-{val/loss:.3f}"``. Slashes become underscores. An
+            existing name gets a suffix ``-v1``, ``-v2``, ...
+        monitor: the metric that ranks checkpoints. Without it the newest ``save_top_k`` are kept. One that validation
+            or the epoch's end did not bring is an error.
         mode: ``"min"`` or ``"max"``. A value that is NaN is never among the best.
         save_top_k: how many to keep; -1 keeps all, 0 none.
         save_last: always save, keep the newest too, and name it in the file ``last.json`` of ``dirpath``: a small file
@@ -114,6 +115,7 @@ class Checkpoint(Callback):
         self._kept = Retention(monitor, mode, save_top_k, save_last)
         self._where: str | None = None  # the directory that the kept paths lie in
 
+        self._training = False
         self._pending = False  # a save waits for the validation of this boundary
         self._from_validation: set[str] = set()  # metrics that only a validation renews
         self._before_validation: dict[str, float] = {}
@@ -159,13 +161,12 @@ class Checkpoint(Callback):
 
     def on_train_start(self, trainer: Trainer, module: Module) -> None:
         where, gone = _agreed(trainer, lambda: self._open(trainer))
-        self.dirpath = where
         if self._where not in (None, where):  # a run that goes on from another's checkpoint ranks only its own
             self._kept.clear()
         self._where = where
         for path in gone:
             self._kept.forget(path)
-        self._pending, self._validated, self._saved = False, -1, -1
+        self._training, self._pending, self._validated, self._saved = True, False, -1, -1
         boundary = _boundary(trainer)
         self._considered = (boundary, False) if boundary else (-1, False)
         self._triggered = trainer.progress.update
@@ -198,18 +199,25 @@ class Checkpoint(Callback):
             self._save(trainer)
 
     def on_train_epoch_end(self, trainer: Trainer, module: Module) -> None:
+        if self.monitor is not None and self._validated >= 0:
+            _agreed(trainer, lambda: self._require_monitor(trainer.callback_metrics))
         if self.every_n_epochs and trainer.progress.epoch % self.every_n_epochs == 0:
             self._save(trainer)
 
     def on_train_end(self, trainer: Trainer, module: Module) -> None:
         if self.save_on_train_end:
             self._save(trainer)
-        if self.monitor is not None:
+        self._training = False
+        if self.monitor is not None and self._validated >= 0:
             _agreed(trainer, lambda: self._require_monitor(trainer.callback_metrics))
+        elif self.monitor is not None and trainer.progress.epoch and self.monitor not in trainer.callback_metrics:
+            warnings.warn(
+                f"no checkpoint was ranked: {self.monitor!r} was never logged and nothing validated", stacklevel=2
+            )
 
     def on_exception(self, trainer: Trainer, module: Module, exception: BaseException) -> None:
         agreed_stop = trainer.world_size == 1 or isinstance(exception, KeyboardInterrupt)
-        if not (self.save_on_exception and agreed_stop and trainer.at_boundary and self._where is not None):
+        if not (self.save_on_exception and agreed_stop and trainer.at_boundary and self._training):
             return
         if isinstance(exception, CheckpointError) or self._saved == _boundary(trainer):
             return
@@ -252,8 +260,6 @@ class Checkpoint(Callback):
     def _decide(self, trainer: Trainer, fresh: bool) -> _Save | None:
         """On rank 0: what to save, if anything."""
         values = trainer.callback_metrics
-        if fresh and self.monitor is not None:
-            self._require_monitor(values)
         metrics = {k: v for k, v in values.items() if fresh or k not in self._from_validation}
         score = None if self.monitor is None else metrics.get(self.monitor)
         if not self._kept.wants(score):
@@ -263,7 +269,7 @@ class Checkpoint(Callback):
     # ----------------------------------------------------------------------------------------------- on rank 0 alone
 
     def _open(self, trainer: Trainer) -> tuple[str, list[str]]:
-        """The directory, swept of dead saves; and which of the kept checkpoints have vanished from it."""
+        """The directory, swept of dead saves; and which of the kept checkpoints are not in it."""
         from ..checkpoint import directory
 
         where = Path(self.dirpath) if self.dirpath is not None else Path(trainer.log_dir) / "checkpoints"
@@ -271,7 +277,8 @@ class Checkpoint(Callback):
         if where.is_dir():
             directory.sweep(where)
         known = {*self._kept.paths(), self._kept.last} - {""}
-        return str(where), sorted(path for path in known if not directory.complete(path))
+        # a path that a loaded state names may be deleted later, so it has to be a checkpoint that lies here
+        return str(where), sorted(p for p in known if Path(p).parent != where or not directory.complete(p))
 
     def _tidy(self, dropped: Sequence[str]) -> None:
         """After a complete save: point at it, then delete what it replaced."""
@@ -291,8 +298,8 @@ class Checkpoint(Callback):
 
     def _free_path(self, trainer: Trainer, metrics: dict[str, float], prefix: str = "") -> str:
         name = prefix + self.format_name(trainer.progress.epoch, trainer.progress.update, metrics)
-        assert self.dirpath is not None
-        path, version = Path(self.dirpath) / name, 0
+        assert self._where is not None
+        path, version = Path(self._where) / name, 0
         while path.exists():
             version += 1
             path = path.with_name(f"{name}-v{version}")

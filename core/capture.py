@@ -59,11 +59,13 @@ def restore(run: Run, state: TrainState) -> None:
     engine, trainer = run.engine, run.trainer
     if len(state.optimizers) != len(engine.optimizers):
         raise CheckpointError(
-            f"the checkpoint holds {len(state.optimizers)} optimizers, configure_optimizers returned {len(engine.optimizers)}."
+            f"the checkpoint holds {len(state.optimizers)} optimizers, configure_optimizers returned "
+            f"{len(engine.optimizers)}."
         )
     if len(state.schedulers) != len(engine.schedules):
         raise CheckpointError(
-            f"the checkpoint holds {len(state.schedulers)} schedulers, configure_optimizers returned {len(engine.schedules)}."
+            f"the checkpoint holds {len(state.schedulers)} schedulers, configure_optimizers returned "
+            f"{len(engine.schedules)}."
         )
     for optimizer, saved in zip(engine.optimizers, state.optimizers, strict=True):
         load_by_name(optimizer, saved, engine.names)
@@ -92,7 +94,7 @@ def load_callbacks(callbacks: list[Any], states: Mapping[str, dict[str, Any]]) -
             callback.load_state_dict(states[callback.state_key])
 
 
-# ---------------------------------------------------------------------------------------------- optimizers, by parameter name
+# ---------------------------------------------------------------------------------------- optimizers, by name
 
 
 def by_name(optimizer: Optimizer, names: Mapping[Tensor, str]) -> dict[str, Any]:
@@ -125,14 +127,15 @@ def load_by_name(optimizer: Optimizer, saved: Mapping[str, Any], names: Mapping[
     ids: dict[str, Any] = {}
     if len(saved["groups"]) != len(packed["param_groups"]):
         raise CheckpointError(
-            f"the checkpoint's optimizer has {len(saved['groups'])} parameter groups, this one {len(packed['param_groups'])}."
+            f"the checkpoint's optimizer has {len(saved['groups'])} parameter groups, this one "
+            f"{len(packed['param_groups'])}."
         )
     for index, (group, old) in enumerate(zip(packed["param_groups"], saved["groups"], strict=True)):
         here = names_of(optimizer.param_groups[index]["params"], names, index)
         if sorted(here) != sorted(old["params"]):
             raise CheckpointError(
-                f"parameter group {index} differs: only in the checkpoint {sorted(set(old['params']) - set(here))}, only "
-                f"here {sorted(set(here) - set(old['params']))}."
+                f"parameter group {index} differs: only in the checkpoint {sorted(set(old['params']) - set(here))}, "
+                f"only here {sorted(set(here) - set(old['params']))}."
             )
         ids.update(zip(here, group["params"], strict=True))
         groups.append({**{k: v for k, v in old.items() if k != "params"}, "params": group["params"]})
@@ -140,7 +143,7 @@ def load_by_name(optimizer: Optimizer, saved: Mapping[str, Any], names: Mapping[
     optimizer.load_state_dict({"state": state, "param_groups": groups})
 
 
-# ------------------------------------------------------------------------------------------------------- hyperparameters
+# ------------------------------------------------------------------------------------------- hyperparameters
 
 
 def plain_hparams(values: Mapping[str, Any]) -> dict[str, Any]:

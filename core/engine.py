@@ -155,7 +155,7 @@ def with_hooks(module: Any, hooks: Hooks) -> Callable[[Tensor], None]:
     return run
 
 
-# ----------------------------------------------------------------------------------------- what configure_optimizers returns
+# ------------------------------------------------------------------------ what configure_optimizers returns
 
 
 def read_optimizers(answer: Any, module: nn.Module) -> tuple[list[Optimizer], list[Schedule]]:
@@ -206,8 +206,8 @@ def _schedule(entry: Any, name: str, monitor: str | None = None) -> Schedule:
         raise ConfigurationError(f"{name} returned {schedule.scheduler!r} as a scheduler; it has no step().")
     if schedule.wants_metric and schedule.monitor is None:
         raise ConfigurationError(
-            f"{name} returned a ReduceLROnPlateau without a metric to watch; add 'monitor': 'val/loss' (a name that the "
-            "module logs) to its entry."
+            f"{name} returned a ReduceLROnPlateau without a metric to watch; add 'monitor': 'val/loss' (a name that "
+            "the module logs) to its entry."
         )
     return schedule
 
@@ -223,17 +223,17 @@ def _check_optimizers(engine: Engine, manual: bool) -> None:
     for optimizer in engine.optimizers:
         if needs_closure(optimizer) and not manual:
             raise ConfigurationError(
-                f"{type(optimizer).__name__} evaluates the loss several times per step, which automatic optimization does "
-                "not do. Set automatic_optimization = False and call optimizer.step(closure) in training_step, with "
-                "strategy 'single', without clipping, accumulation or fp16."
+                f"{type(optimizer).__name__} evaluates the loss several times per step, which automatic optimization "
+                "does not do. Set automatic_optimization = False and call optimizer.step(closure) in training_step, "
+                "with strategy 'single', without clipping, accumulation or fp16."
             )
     if not engine.optimizers:
         return
     if len(engine.optimizers) > 1 and not manual:
         raise ConfigurationError(
-            f"configure_optimizers returned {len(engine.optimizers)} optimizers under automatic optimization, where one "
-            "loss has one optimizer. Put the parameters into groups of one optimizer, or set automatic_optimization = "
-            "False and step each of them yourself."
+            f"configure_optimizers returned {len(engine.optimizers)} optimizers under automatic optimization, where "
+            "one loss has one optimizer. Put the parameters into groups of one optimizer, or set "
+            "automatic_optimization = False and step each of them yourself."
         )
     if manual and "manual_optimization" not in offers:
         raise ConfigurationError(
@@ -241,8 +241,11 @@ def _check_optimizers(engine: Engine, manual: bool) -> None:
             "(automatic_optimization = False). Use --strategy ddp or single."
         )
     held = set(engine.module.parameters())
-    if not any(p in held for optimizer in engine.optimizers for group in optimizer.param_groups for p in group["params"]):
+    if not any(
+        p in held for optimizer in engine.optimizers for group in optimizer.param_groups for p in group["params"]
+    ):
         raise ConfigurationError(
             "configure_optimizers returned an optimizer over none of the module's parameters: it was built before the "
-            "strategy and the precision laid the module out. Build it from self.parameters() inside configure_optimizers."
+            "strategy and the precision laid the module out. Build it from self.parameters() inside "
+            "configure_optimizers."
         )

@@ -66,10 +66,10 @@ def average_(params: Sequence[nn.Parameter], world: World) -> None:
 
 def _average_one_dtype_(params: list[nn.Parameter], world_size: int) -> None:
     has = [p.grad is not None for p in params]
-    pieces = [p.new_tensor(has)] + [torch.zeros_like(p) if p.grad is None else p.grad for p in params]
+    pieces = [params[0].new_tensor(has)] + [torch.zeros_like(p) if p.grad is None else p.grad for p in params]
     flat = torch.cat([piece.detach().reshape(-1) for piece in pieces])
     torch.distributed.all_reduce(flat)  # all ranks
-    flags, *parts = flat.split([len(params)] + [p.numel() for p in params])
+    flags, *parts = torch.split(flat, [len(params)] + [p.numel() for p in params])
     somewhere = has if all(has) else flags.tolist()  # read on the host only where a gradient is missing
     for param, part, present in zip(params, parts, somewhere, strict=True):
         if present:

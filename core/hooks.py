@@ -50,7 +50,8 @@ class Hooks:
     def __init__(self, trainer: Trainer, module: Module, callbacks: Sequence[Callback]) -> None:
         module_hooks = set(names_of(Module))
         for name in dict.fromkeys((*names_of(Callback), *module_hooks)):
-            first, last = [], []
+            first: list[Callable[..., Any]] = []
+            last: list[Callable[..., Any]] = []
             if name in vars(Callback):
                 for callback in callbacks:
                     if overrides(callback, Callback, name):

@@ -1,8 +1,8 @@
 """Training, from top to bottom: fit, one epoch, one update, validation.
 
 The unit of progress is the update: one optimizer step over a window of micro-batches. Its order is fixed: accumulate,
-reduce, unscale, check that all ranks are finite, clip by the global norm, step, and move the schedule only if the step was
-applied. The first half is `Strategy.forward_backward`, the second `Strategy.optimizer_step`.
+reduce, unscale, check that all ranks are finite, clip by the global norm, step, and move the schedule only if the step
+was applied. The first half is `Strategy.forward_backward`, the second `Strategy.optimizer_step`.
 """
 
 from __future__ import annotations
@@ -236,7 +236,8 @@ def update(run: Run, window: Window) -> None:
                 call(hooks.on_before_zero_grad, optimizer)
             run.module.optimizer_zero_grad(optimizer)
 
-    engine.strategy.forward_backward(root, micro_batches(run, window.batches), scaler.scale if scaler else None)
+    scale = None if scaler is None else scaler.scale
+    engine.strategy.forward_backward(root, micro_batches(run, window.batches), scale)
 
     if not automatic:
         result = manual_result(run)
@@ -320,9 +321,9 @@ def weigh_skipped(run: Run, window: Window) -> bool:
         if run.on_skip is None:
             batch = next(micro.index for micro in window.batches if micro.output is None)
             raise TrivetError(
-                f"training_step returned None on rank {run.world.rank} for batch {batch}, and the other ranks wait for its "
-                'gradients. Say Trainer(on_skip="update") to skip the update on all ranks, or on_skip="samples" to go on '
-                "with the other ranks' samples."
+                f"training_step returned None on rank {run.world.rank} for batch {batch}, and the other ranks wait for "
+                'its gradients. Say Trainer(on_skip="update") to skip the update on all ranks, or on_skip="samples" '
+                "to go on with the other ranks' samples."
             )
         total = torch.tensor(missing, dtype=torch.float64, device=run.group.device)
         torch.distributed.all_reduce(total)  # all ranks, because skipping was declared

@@ -74,8 +74,9 @@ class ManualOptimizer:
         ]
         if wrong:
             raise ConfigurationError(
-                f"optimizer.step(closure) evaluates the loss inside the step, which cannot work with {', '.join(wrong)}. "
-                "Use --strategy single without clipping, accumulation or fp16, or an optimizer without closure."
+                f"optimizer.step(closure) evaluates the loss inside the step, which cannot work with "
+                f"{', '.join(wrong)}. Use --strategy single without clipping, accumulation or fp16, or an "
+                "optimizer without closure."
             )
         call(run.hooks.on_before_optimizer_step, self.optimizer)
         value = self.optimizer.step(closure)

@@ -81,8 +81,8 @@ def stack(values: list[Any]) -> Tensor:
 class Metrics:
     """The records of one stage (training or validation).
 
-    The loop sets ``defaults`` (what ``on_step`` and ``on_epoch`` mean where the user's code now runs, None where logging
-    is not allowed), ``weight`` (samples in the current batch) and ``suffix`` (for several loaders).
+    The loop sets ``defaults`` (what ``on_step`` and ``on_epoch`` mean where the user's code now runs, None where
+    logging is not allowed), ``weight`` (samples in the current batch) and ``suffix`` (for several loaders).
     """
 
     def __init__(self, stage: str, group: Group) -> None:
@@ -110,8 +110,8 @@ class Metrics:
         if isinstance(value, Tensor):
             if value.ndim and value.numel() != 1:
                 raise ConfigurationError(
-                    f"log({name!r}) got a tensor of shape {tuple(value.shape)}; a metric is one number. Reduce it first, "
-                    "for instance with .mean()."
+                    f"log({name!r}) got a tensor of shape {tuple(value.shape)}; a metric is one number. Reduce it "
+                    "first, for instance with .mean()."
                 )
             # a leaf may be a parameter or a buffer, which later updates overwrite
             value = value.detach().clone() if value.is_leaf else value.detach()
@@ -185,7 +185,9 @@ class Metrics:
         weights = torch.tensor([s.weight for s in slots], dtype=totals.dtype, device=totals.device)
         if self.group.world.world_size > 1:
             is_extreme = torch.tensor([s.fx in ("min", "max") for s in slots], device=totals.device)
-            sign = torch.tensor([-1.0 if s.fx == "min" else 1.0 for s in slots], dtype=totals.dtype, device=totals.device)
+            sign = torch.tensor(
+                [-1.0 if s.fx == "min" else 1.0 for s in slots], dtype=totals.dtype, device=totals.device
+            )
             sums = torch.cat([totals.masked_fill(is_extreme, 0.0), weights])
             torch.distributed.all_reduce(sums)  # all ranks, which log the same names
             if any(s.fx in ("min", "max") for s in slots):
@@ -201,7 +203,7 @@ class Metrics:
         return [float(v) for v in result.tolist()]
 
     def _check_names(self, names: list[str]) -> list[list[str]] | None:
-        """None where all ranks have the same names, else everybody's. All ranks take part in the exchange of a digest."""
+        """None where all ranks have the same names, else everybody's. All ranks take part in comparing a digest."""
         if self.group.world.world_size == 1:
             return None
         digest = int.from_bytes(hashlib.blake2b(json.dumps(names).encode(), digest_size=7).digest(), "big")
@@ -225,8 +227,8 @@ class Metrics:
         ]
         if missing:
             raise TrivetError(
-                f"ranks log different metrics in {self.stage}: {'; '.join(missing)}. A value that is reduced over ranks "
-                "must be logged on all of them, or with on_step=True, on_epoch=False."
+                f"ranks log different metrics in {self.stage}: {'; '.join(missing)}. A value that is reduced over "
+                "ranks must be logged on all of them, or with on_step=True, on_epoch=False."
             )
         if slots:
             return slots

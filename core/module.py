@@ -34,7 +34,8 @@ class HParams(SimpleNamespace):
 class Module(nn.Module):
     """A model together with how it is trained. Implement `training_step` and `configure_optimizers`.
 
-    Set ``automatic_optimization = False`` in ``__init__`` to call `manual_backward` and ``optimizers().step()`` yourself.
+    Set ``automatic_optimization = False`` in ``__init__`` to call `manual_backward` and ``optimizers().step()``
+    yourself.
     """
 
     automatic_optimization: bool = True
@@ -61,7 +62,7 @@ class Module(nn.Module):
         raise NotImplementedError(f"{type(self).__name__} has no validation_step(batch, batch_idx).")
 
     def configure_optimizers(self) -> Any:
-        """An optimizer; a list of them; ``([optimizers], [schedulers])``; or ``{"optimizer": ..., "lr_scheduler": ...}``.
+        """One optimizer; a list; ``([optimizers], [schedulers])``; or ``{"optimizer": ..., "lr_scheduler": ...}``.
 
         A scheduler may be a mapping with ``scheduler, interval ("epoch" or "update"), frequency, monitor``.
         """
@@ -76,7 +77,7 @@ class Module(nn.Module):
 
     def backward(self, loss: Tensor) -> None:
         """Backward of one weighted and scaled loss."""
-        loss.backward()
+        torch.autograd.backward(loss)
 
     def optimizer_zero_grad(self, optimizer: Optimizer) -> None:
         """Clear the gradients of an optimizer before the first micro-batch of an update."""
@@ -130,7 +131,9 @@ class Module(nn.Module):
         values.update(info.locals.get(info.keywords or "", {}))
         unknown = [name for name in names if name not in values]
         if unknown:
-            raise ConfigurationError(f"save_hyperparameters: __init__ has no argument {unknown[0]!r}; it has {list(values)}.")
+            raise ConfigurationError(
+                f"save_hyperparameters: __init__ has no argument {unknown[0]!r}; it has {list(values)}."
+            )
         self._hparams.update(
             {
                 name: value
@@ -158,9 +161,7 @@ class Module(nn.Module):
         value is weighted by the samples in each batch (or ``batch_size``) and reduced over all ranks by ``reduce_fx``
         (``"mean"``, ``"sum"``, ``"min"``, ``"max"``); a step's value only with ``sync_dist=True``.
         """
-        self._attached().metrics.log(
-            name, value, prog_bar, logger, on_step, on_epoch, reduce_fx, sync_dist, batch_size
-        )
+        self._attached().metrics.log(name, value, prog_bar, logger, on_step, on_epoch, reduce_fx, sync_dist, batch_size)
 
     def log_dict(self, values: Mapping[str, Any], **options: Any) -> None:
         """`log` for each item."""

@@ -1,9 +1,9 @@
 """The three kinds of plugin, and the frozen data that the core carries between them.
 
-A **Strategy** decides where parameters, gradients and optimizer state live and who communicates when. An **Accelerator**
-decides which device and which collective backend. A **Precision** decides which dtypes. None of them knows another: what
-one must know of another travels as data (`Policy`, `Scaling`, `Context`), what one wants of another is a capability
-name in `Needs`. Everything in this file is public interface; `INTERFACE` counts its breaking changes.
+A **Strategy** decides where parameters, gradients and optimizer state live and who communicates when. An
+**Accelerator** decides which device and which collective backend. A **Precision** decides which dtypes. None of them
+knows another: what one must know of another travels as data (`Policy`, `Scaling`, `Context`), what one wants of another
+is a capability name in `Needs`. Everything in this file is public interface; `INTERFACE` counts its breaking changes.
 """
 
 from __future__ import annotations
@@ -104,9 +104,7 @@ class Context:
         """The `torch.distributed.device_mesh.DeviceMesh` with the strategy's dimensions. Called by all ranks."""
         from torch.distributed.device_mesh import init_device_mesh
 
-        return init_device_mesh(
-            self.device.type, tuple(self.mesh_dims.values()), mesh_dim_names=tuple(self.mesh_dims)
-        )
+        return init_device_mesh(self.device.type, tuple(self.mesh_dims.values()), mesh_dim_names=tuple(self.mesh_dims))
 
 
 @dataclass(slots=True)
@@ -114,8 +112,8 @@ class MicroBatch:
     """One forward and backward inside an update.
 
     ``weight``: what the loss is multiplied with, this rank's and micro-batch's share of the update times the number of
-    ranks, so that the *average* of the ranks' gradients is the gradient of the mean over the update's samples. None is 1.
-    ``last``: whether gradients have to be complete (reduced) after its backward. ``output``: what the step returned,
+    ranks, so that the *average* of the ranks' gradients is the gradient of the mean over the update's samples. None is
+    1. ``last``: whether gradients have to be complete (reduced) after its backward. ``output``: what the step returned,
     set by `Strategy.forward_backward`.
     """
 
@@ -130,7 +128,7 @@ class MicroBatch:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What an optimizer step did: ``applied`` is False after an overflow, ``norm`` the gradient norm before clipping."""
+    """What a step did: ``applied`` is False after an overflow, ``norm`` is the gradient norm before clipping."""
 
     applied: bool = True
     norm: Tensor | None = None
@@ -184,8 +182,8 @@ class Precision(Plugin):
         The module may be on the meta device. The default casts floating parameters and buffers to ``policy.param``.
         """
         dtype = self.policy.param
-        # Not Module.to(dtype): it casts complex tensors too, dropping their imaginary part. Assigning ``data`` keeps each
-        # parameter's identity, and so ties between them.
+        # Not Module.to(dtype): it casts complex tensors too, dropping their imaginary part. Assigning ``data`` keeps
+        # each parameter's identity, and so ties between them.
         for tensor in (*module.parameters(), *module.buffers()):
             if tensor.is_floating_point() and tensor.dtype != dtype:
                 gradient, tensor.grad = tensor.grad, None
@@ -300,7 +298,7 @@ class Strategy(Plugin):
 
     # the two verbs
 
-    def forward_backward(self, root: nn.Module, batches: Iterable[MicroBatch], scale: Tensor | None) -> None:
+    def forward_backward(self, root: nn.Module, batches: Iterable[MicroBatch], scale: float | None) -> None:
         """Run forward and backward of all micro-batches of one update; gradients are complete afterwards.
 
         ``root`` is what `shard` returned; ``scale`` the loss scale or None. Sets ``output`` of each micro-batch. Under
@@ -313,13 +311,14 @@ class Strategy(Plugin):
                 with self.no_sync(root):
                     self.one_batch(root, micro, scale)
 
-    def one_batch(self, root: nn.Module, micro: MicroBatch, scale: Tensor | None) -> None:
+    def one_batch(self, root: nn.Module, micro: MicroBatch, scale: float | None) -> None:
         """Forward and, under automatic optimization, backward of one micro-batch."""
         micro.output = output = root("training_step", micro.batch, micro.index)
         if self.context.manual:
             return
-        loss = output["loss"] if isinstance(output, Mapping) else output
+        loss = output.get("loss") if isinstance(output, Mapping) else output
         if loss is None:
+            micro.output = None  # skipped
             return
         if micro.weight is not None:
             loss = loss * micro.weight

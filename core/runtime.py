@@ -190,7 +190,9 @@ class Runtime:
         exchange = {old: after[name] for name, old in before.items() if after.get(name) is not old}
         for optimizer in optimizers:
             if exchange and optimizer.state:
-                raise ConfigurationError(f"{type(optimizer).__name__} has state already; call setup before the first step.")
+                raise ConfigurationError(
+                    f"{type(optimizer).__name__} has state already; call setup before the first step."
+                )
             for group in optimizer.param_groups:
                 group["params"] = [exchange.get(param, param) for param in group["params"]]
             strategy.wrap_optimizer(engine.root, optimizer)
@@ -283,9 +285,7 @@ class _Batches:
 
     def __iter__(self) -> Iterator[Any]:
         runtime, world = self.runtime, self.runtime.world
-        data = EvalData(
-            self.loader, rank=world.rank, world_size=world.world_size, seed=derive(self.seed, self.epoch)
-        )
+        data = EvalData(self.loader, rank=world.rank, world_size=world.world_size, seed=derive(self.seed, self.epoch))
         self.epoch += 1
         accelerator = runtime._resolved.accelerator.plugin
         whole = len(self) * world.world_size if world.world_size > 1 else None

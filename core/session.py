@@ -33,7 +33,7 @@ from .module import Module
 from .plugins import Clip
 
 if TYPE_CHECKING:
-    from .capabilities import Plan, Resolved
+    from .capabilities import Resolved
     from .trainer import Job, Trainer
 
 
@@ -50,11 +50,13 @@ def launch(trainer: Trainer, job: Job, resolved: Resolved) -> None:
         if weights.exists():
             state = torch.load(weights, weights_only=True, mmap=True)
             if set(state) == set(job.module.state_dict()):
+                resolved.precision.plugin.convert(job.module)  # as a fit in this process would leave it
                 job.module.load_state_dict(state)
             else:
                 warnings.warn(
-                    "the trained module has other parameters than this one (configure_model builds them in the workers), "
-                    f"so it was left as it was; the weights are in {result['checkpoint'] or 'no checkpoint'}.",
+                    "the trained module has other parameters than this one (configure_model builds them in the "
+                    f"workers), so it was left as it was; the weights are in "
+                    f"{result['checkpoint'] or 'no checkpoint'}.",
                     stacklevel=4,
                 )
     capture.load_callbacks(trainer.callbacks, result["callbacks"])
@@ -192,9 +194,7 @@ def join(
             weigh=module.batch_weight if overrides(module, Module, "batch_weight") else None,
         )
     running.val_data = [
-        EvalData(
-            one, rank=world.rank, world_size=world.world_size, seed=seed, limit=trainer.limit_val_batches
-        )
+        EvalData(one, rank=world.rank, world_size=world.world_size, seed=seed, limit=trainer.limit_val_batches)
         for one in val_loaders(trainer, job)
     ]
     if train:
@@ -211,8 +211,8 @@ def validation_interval(run: loop.Run, interval: int | float) -> loop.Limits:
     if isinstance(interval, float):
         if batches is None:
             raise ConfigurationError(
-                f"val_check_interval={interval!r} is a fraction of an epoch, but the training loader has no length. Give a "
-                "number of batches."
+                f"val_check_interval={interval!r} is a fraction of an epoch, but the training loader has no length. "
+                "Give a number of batches."
             )
         return replace(run.limits, val_every_batches=max(1, int(batches * interval)))
     if batches is not None and interval > batches:
@@ -232,8 +232,8 @@ def same_on_all_ranks(group: Group) -> Callable[[str, Any], None]:
             odd = sorted(theirs ^ everyone[0])
             if odd:
                 raise TrivetError(
-                    f"{what} must be the same on all ranks, but rank {rank} differs from rank 0 in {odd}. Do it on every "
-                    "rank at the same update."
+                    f"{what} must be the same on all ranks, but rank {rank} differs from rank 0 in {odd}. Do it on "
+                    "every rank at the same update."
                 )
 
     return check
@@ -274,7 +274,9 @@ def val_loaders(trainer: Trainer, job: Job) -> list[Any]:
             found = module.val_dataloader()
     if found is None:
         if job.stage == "validate":
-            raise ConfigurationError("validate was given no loader, and neither the data module nor the module has one.")
+            raise ConfigurationError(
+                "validate was given no loader, and neither the data module nor the module has one."
+            )
         return []
     if trainer.limit_val_batches == 0:
         return []
@@ -363,7 +365,9 @@ def limits(
         raise ConfigurationError(f"val_check_interval={val_check_interval!r}: a number of batches is at least 1.")
     seconds = seconds_of(max_time)
     if max_epochs is None and max_steps == -1 and seconds is None:
-        warnings.warn("neither max_epochs, max_steps nor max_time is given: training ends after 1000 epochs.", stacklevel=3)
+        warnings.warn(
+            "neither max_epochs, max_steps nor max_time is given: training ends after 1000 epochs.", stacklevel=3
+        )
         max_epochs = 1000
     return loop.Limits(
         max_epochs=None if max_epochs in (None, -1) else max_epochs,
@@ -417,8 +421,8 @@ def check_accumulation(accumulate: int, global_batch_size: int | None) -> None:
         raise ConfigurationError(f"accumulate_grad_batches={accumulate!r}: expected a whole number from 1 up.")
     if global_batch_size is not None and accumulate != 1:
         raise ConfigurationError(
-            f"global_batch_size={global_batch_size} and accumulate_grad_batches={accumulate} were both given; the first "
-            "replaces the second. Give one of them."
+            f"global_batch_size={global_batch_size} and accumulate_grad_batches={accumulate} were both given; the "
+            "first replaces the second. Give one of them."
         )
 
 
@@ -471,5 +475,3 @@ def by_loader(metrics: Mapping[str, float]) -> list[dict[str, float]]:
     if not numbers:
         return [shared]
     return [{**shared, **{k: v for k, v in metrics.items() if k.endswith(f"{marker}{n}")}} for n in numbers]
-
-

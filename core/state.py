@@ -15,8 +15,8 @@ class Progress:
     ``epoch``: epochs completed; ``batch``: micro-batches of this rank taken in the current epoch; ``update``: updates
     applied since the start, whatever the number of optimizers; ``skipped``: updates not applied (overflow, bad batch);
     ``epoch_update``: updates tried in the current epoch; ``samples``: samples of all ranks since the start;
-    ``validated``: the value of ``batch`` at the epoch's last validation; ``scheduled``: whether the schedules of the epoch
-    were stepped (both, so that a run saved on the way through an epoch's end goes on right there);
+    ``validated``: the value of ``batch`` at the epoch's last validation; ``scheduled``: whether the schedules of the
+    epoch were stepped (both, so that a run saved on the way through an epoch's end goes on right there);
     ``seconds``: time spent in training, over all resumed parts.
     """
 
@@ -51,8 +51,9 @@ class TrainState:
 
     ``module``: tensors by the user's names. ``optimizers``: one entry per optimizer with ``state`` (parameter name ->
     key -> tensor or plain value) and ``groups`` (list of options, each with ``params``, the parameter names).
-    ``scaler``: the loss scaler or None. ``data``: the position in the training data. ``seed``: the run's seed, from which
-    every random number follows by position. ``metrics``: accumulators of the current epoch. ``callbacks``: by state key.
+    ``scaler``: the loss scaler or None. ``data``: the position in the training data. ``seed``: the run's seed, from
+    which every random number follows by position. ``metrics``: accumulators of the current epoch. ``callbacks``: by
+    state key.
     """
 
     progress: dict[str, Any] = field(default_factory=dict)

@@ -47,8 +47,8 @@ class Job:
 class Trainer:
     """Trains a `Module` with a strategy, an accelerator and a precision that are chosen here.
 
-    A plugin is given as a name, an instance or a mapping (``{"name": "ddp", "static_graph": True}``). The combination is
-    checked when the Trainer is made, and once more with the module before any process starts.
+    A plugin is given as a name, an instance or a mapping (``{"name": "ddp", "static_graph": True}``). The combination
+    is checked when the Trainer is made, and once more with the module before any process starts.
 
     Args:
         accelerator: ``"auto"``, ``"cpu"``, ``"cuda"`` (``"gpu"``), or a third party's.
@@ -59,7 +59,8 @@ class Trainer:
         logger: True for a CSV logger, False for none, or one or several loggers.
         callbacks: one or several; a `Checkpoint` and a progress bar are added where there are none.
         max_epochs: epochs after which training ends; 1000 where no other limit is given, -1 for no limit.
-        max_steps: updates after which training ends; -1 for no limit. An update counts once however many optimizers step.
+        max_steps: updates after which training ends; -1 for no limit. An update counts once however many optimizers
+            step.
         max_time: seconds, a timedelta, or ``"DD:HH:MM:SS"``.
         limit_train_batches: batches per rank and epoch: a number, or a fraction where a float is given.
         limit_val_batches: the same for each validation loader; 0 for no validation.
@@ -72,8 +73,8 @@ class Trainer:
         global_batch_size: samples in one update over all ranks, instead of ``accumulate_grad_batches``.
         gradient_clip_val: the bound of the gradients' global norm, or of each element.
         gradient_clip_algorithm: ``"norm"`` or ``"value"``.
-        on_skip: what a `training_step` that returns None does when there are several ranks: ``"update"`` skips it on all of
-            them, ``"samples"`` goes on with the other ranks' samples. Declaring it costs one collective per update.
+        on_skip: what a `training_step` that returns None does on several ranks: ``"update"`` skips it on all of them,
+            ``"samples"`` goes on with the other ranks' samples. Declaring it costs one collective per update.
         uneven: for iterable data that ends at different times on different ranks: ``"error"``, ``"drop"``, ``"join"``.
         deterministic: use deterministic algorithms only, and fix the order of reductions.
         benchmark: let cuDNN choose algorithms by trying.
@@ -215,11 +216,18 @@ class Trainer:
         """What a `fit` of this module would be: printable, and checked. Starts nothing."""
         return self.resolve(module, environments.detect()).plan
 
-    def save_checkpoint(self, path: str | Path) -> None:
-        """Write a checkpoint directory. All ranks call it, at an update boundary; on one process also after `fit`."""
+    def save_checkpoint(self, path: str | Path, *, metrics: dict[str, float] | None = None) -> None:
+        """Write a checkpoint directory. All ranks call it, at an update boundary; on one process also after `fit`.
+
+        ``metrics`` belong to exactly these weights; by default the newest of all that were logged.
+        """
         run = self._ended if self._run is None and self._ended is not None else self._active()
         directory.write(
-            path, capture.capture(run), rank=run.world.rank, world_size=run.world.world_size, metrics=self.callback_metrics
+            path,
+            capture.capture(run),
+            rank=run.world.rank,
+            world_size=run.world.world_size,
+            metrics=self.callback_metrics if metrics is None else metrics,
         )
 
     # -------------------------------------------------------------------------------------------------- to look at
@@ -370,5 +378,3 @@ class Trainer:
             session.launch(self, job, resolved)
         else:
             session.run(self, job, resolved, world or World())
-
-

@@ -5,15 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from inspect import signature
 from typing import Any
 
 import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-
 from trivet.errors import ConfigurationError
 from trivet.plugins import Context, Strategy
 
+# torch 2.13 renamed the argument and warns of the old name
+BUFFERS = next(
+    n for n in ("forward_sync_buffers", "broadcast_buffers") if n in signature(DistributedDataParallel).parameters
+)
 HOOKS = ("fp16", "bf16", "powersgd")
 
 
@@ -60,8 +64,8 @@ class DDP(Strategy):
             notes.append("powersgd keeps an error memory that checkpoints do not hold: a resumed run differs slightly")
         if world_size > 2 and not deterministic:
             notes.append(
-                "ddp on more than 2 ranks: a resumed run equals an unbroken one to 1e-6, since torch rebuilds its buckets "
-                "after the first update; deterministic=True makes it exact"
+                "ddp on more than 2 ranks: a resumed run equals an unbroken one to 1e-6, since torch rebuilds its "
+                "buckets after the first update; deterministic=True makes it exact"
             )
         return tuple(notes)
 
@@ -73,6 +77,7 @@ class DDP(Strategy):
         if not any(self._trainable):
             return root  # torch refuses to wrap a module that has nothing to reduce
         cuda = context.device.type == "cuda"
+        options: dict[str, Any] = {BUFFERS: self.broadcast_buffers}
         ddp = DistributedDataParallel(
             root,
             device_ids=[context.device] if cuda else None,
@@ -80,7 +85,7 @@ class DDP(Strategy):
             gradient_as_bucket_view=self.gradient_as_bucket_view,
             static_graph=self.static_graph,
             find_unused_parameters=self.find_unused_parameters,
-            broadcast_buffers=self.broadcast_buffers,
+            **options,
         )
         if self.communication_hook is not None:
             ddp.register_comm_hook(*_hook(self.communication_hook, self.powersgd_rank))
@@ -125,7 +130,7 @@ def _hook(name: str, rank: int) -> tuple[Any, Callable[..., Any]]:
     if name == "fp16":
         return None, default_hooks.fp16_compress_hook
 
-    def bf16(state: Any, bucket: torch.distributed.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    def bf16(state: Any, bucket: Any) -> torch.futures.Future[torch.Tensor]:
         # torch refuses its own hook on gloo by the function's name, though gloo reduces bfloat16
         return default_hooks.bf16_compress_hook(state, bucket)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from torch import Tensor, nn
-
 from trivet.plugins import Context, Needs, Strategy
 
 

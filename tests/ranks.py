@@ -1,0 +1,129 @@
+"""Two processes that stay alive for the whole test session and run functions together, as torchrun would start them.
+
+Starting a process costs seconds; a run in one that is there costs milliseconds.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import pickle
+import socket
+import subprocess
+import sys
+import traceback
+from collections.abc import Callable
+from multiprocessing.connection import Connection, Pipe
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+
+TIMEOUT_S = 90
+
+
+class Pool:
+    """Processes with the variables of torchrun, one per rank."""
+
+    def __init__(self, world_size: int) -> None:
+        self.connections: list[Connection] = []
+        self.processes = []
+        port = str(free_port())
+        for rank in range(world_size):
+            ours, theirs = Pipe()
+            variables = {
+                "RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world_size, "LOCAL_WORLD_SIZE": world_size,
+                "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "OMP_NUM_THREADS": 1,
+                "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *map(str, sys.path)]),
+            }  # fmt: skip
+            self.processes.append(
+                subprocess.Popen(
+                    [sys.executable, __file__, str(theirs.fileno())],
+                    pass_fds=[theirs.fileno()],
+                    env=os.environ | {name: str(value) for name, value in variables.items()},
+                )
+            )
+            theirs.close()
+            self.connections.append(ours)
+
+    def run(self, function: Callable[..., Any], *args: Any) -> list[Any]:
+        """What the function returned, or the exception that it raised, by rank."""
+        for connection in self.connections:
+            connection.send_bytes(cloudpickle.dumps((list(sys.path), function, args)))
+        outcomes = []
+        for rank, connection in enumerate(self.connections):
+            if not connection.poll(TIMEOUT_S):
+                raise TimeoutError(f"rank {rank} did not answer within {TIMEOUT_S} s")
+            outcomes.append(pickle.loads(connection.recv_bytes()))
+        return outcomes
+
+    def close(self) -> None:
+        for process in self.processes:
+            process.kill()
+            process.wait()
+        for connection in self.connections:
+            connection.close()
+
+
+def free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])
+
+
+_pool: Pool | None = None
+
+
+def outcomes(function: Callable[..., Any], *args: Any) -> list[Any]:
+    """Run on two ranks; values and exceptions by rank."""
+    global _pool
+    if _pool is None:
+        _pool = Pool(2)
+        atexit.register(_end)
+    try:
+        return _pool.run(function, *args)
+    except BaseException:
+        _end()
+        raise
+
+
+def on_two_ranks(function: Callable[..., Any], *args: Any) -> list[Any]:
+    """Run on two ranks; what each returned. Raises the exception of the lowest rank that raised one."""
+    found = outcomes(function, *args)
+    for outcome in found:
+        if isinstance(outcome, BaseException):
+            raise outcome
+    return found
+
+
+def run(world_size: int, function: Callable[..., Any], *args: Any) -> list[Any]:
+    """Run in this process, or on two ranks."""
+    return [function(*args)] if world_size == 1 else on_two_ranks(function, *args)
+
+
+def _end() -> None:
+    global _pool
+    if _pool is not None:
+        _pool.close()
+        _pool = None
+
+
+def serve(connection: Connection) -> None:
+    """What each process of the pool does until its parent is gone."""
+    while True:
+        try:
+            data = connection.recv_bytes()
+        except EOFError:
+            return
+        try:
+            path, function, args = pickle.loads(data)
+            sys.path[:] = path
+            outcome = function(*args)
+        except BaseException as error:
+            error.add_note("".join(traceback.format_exception(error)))
+            outcome = error
+        connection.send_bytes(cloudpickle.dumps(outcome))
+
+
+if __name__ == "__main__":
+    serve(Connection(int(sys.argv[1])))

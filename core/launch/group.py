@@ -32,11 +32,18 @@ _opened = itertools.count()  # each fit of a process has keys of its own; all ra
 class Group:
     """The processes of a run, connected. Made by `Group.open` in each of them."""
 
-    def __init__(self, world: World, store: Store | None, device: torch.device | None) -> None:
+    def __init__(
+        self,
+        world: World,
+        store: Store | None,
+        device: torch.device | None,
+        *,
+        connected: bool = False,
+        guard: watch.Watch | None = None,
+    ) -> None:
         self.world, self.store, self.device = world, store, device
+        self._connected, self._guard = connected, guard
         self._calls: Counter[str] = Counter()
-        self._has_collectives = False
-        self._watch: watch.Watch | None = None
 
     @classmethod
     def open(
@@ -61,9 +68,10 @@ class Group:
         restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
         prefix = f"trivet/{restart}/{next(_opened)}"
         base = _base_store(world.rank, world.world_size)
-        group = cls(world, PrefixStore(prefix, base), device)
+        guard = None
         if world.source != "local":  # there the launcher's own watch runs
-            group._watch_store(prefix, base.clone())  # type: ignore[attr-defined]
+            # with a client of its own, since the main one is held while it waits
+            guard = _watch_store(PrefixStore(prefix, base.clone()), world.rank)  # type: ignore[attr-defined]
         if backend is not None:
             dist.init_process_group(
                 backend,
@@ -73,8 +81,7 @@ class Group:
                 timeout=timedelta(seconds=timeout_s),
                 device_id=device if device is not None and device.type == "cuda" else None,
             )
-            group._has_collectives = True
-        return group
+        return cls(world, PrefixStore(prefix, base), device, connected=backend is not None, guard=guard)
 
     def exchange(self, key: str, value: str, timeout_s: float = 300.0) -> list[str]:
         """Post a string and return those of all ranks by rank. All ranks make the same calls in the same order.
@@ -137,13 +144,13 @@ class Group:
 
     def close(self, abort: bool = False) -> None:
         """Leave the group. ``abort`` where a peer may be gone: gives up what is under way and waits for nobody."""
-        if self._watch is not None:
-            self._watch.stop()
+        if self._guard is not None:
+            self._guard.stop()
             watch.set_current(None)
-            self._watch = None
-        if not self._has_collectives:
+            self._guard = None
+        if not self._connected:
             return
-        self._has_collectives = False
+        self._connected = False
         if abort:
             thread = threading.Thread(target=_abort, name="trivet-abort", daemon=True)
             thread.start()
@@ -156,16 +163,6 @@ class Group:
         failure = _posted(self.store, self.world.rank) if self.store is not None else None
         return failure if failure is not None or guard is None else guard.look()
 
-    def _watch_store(self, prefix: str, client: Store) -> None:
-        """Watch from a thread for a peer's failure, with a client of its own: the main one is held while it waits."""
-        store = PrefixStore(prefix, client)
-
-        def last_words(failure: RankFailed) -> None:
-            print(f"rank {self.world.rank} ends {watch.GRACE_S:g} s after {failure}", file=sys.stderr, flush=True)
-
-        self._watch = watch.Watch(lambda: _posted(store, self.world.rank), last_words=last_words).start()
-        watch.set_current(self._watch)
-
 
 @functools.cache
 def _base_store(rank: int, world_size: int) -> Store:
@@ -173,6 +170,17 @@ def _base_store(rank: int, world_size: int) -> Store:
     store: Store
     store, _, _ = next(rendezvous("env://", rank, world_size))
     return store
+
+
+def _watch_store(store: Store, rank: int) -> watch.Watch:
+    """Watch from a thread whether a peer says in the store that it failed."""
+
+    def last_words(failure: RankFailed) -> None:
+        print(f"rank {rank} ends {watch.GRACE_S:g} s after {failure}", file=sys.stderr, flush=True)
+
+    guard = watch.Watch(lambda: _posted(store, rank), last_words=last_words)
+    watch.set_current(guard)
+    return guard.start()
 
 
 def _posted(store: Store, rank: int) -> RankFailed | None:

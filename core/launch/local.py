@@ -243,7 +243,8 @@ _quiet_count = 0
 def _quiet() -> Iterator[None]:
     """Silence torch elastic's loggers: they print one rank's failure several times before the traceback is shown."""
     global _quiet_count
-    loggers = [logging.getLogger(f"torch.distributed.{name}") for name in ("elastic", "launcher")]
+    names = ("torch.distributed.elastic", "torch.distributed.launcher", "torchelastic-events-null")
+    loggers = [logging.getLogger(name) for name in names]
     handler = logging.NullHandler()
     with _quiet_lock:
         _quiet_count += 1

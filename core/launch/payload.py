@@ -54,11 +54,20 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
                 if isinstance(module, types.ModuleType) and not _importable(name, module):
                     cloudpickle.register_pickle_by_value(module)
                     self._by_value.append(module)
+        if isinstance(obj, types.CodeType):
+            # cloudpickle drops the file's name, and with it the source lines in tracebacks
+            build, arguments = self.dispatch_table[types.CodeType](obj)
+            return _code, (obj.co_filename, build, arguments)
         return super().reducer_override(obj)
 
     def forget(self) -> None:
         for module in self._by_value:
             cloudpickle.unregister_pickle_by_value(module)
+
+
+def _code(filename: str, build: Any, arguments: tuple[Any, ...]) -> types.CodeType:
+    code: types.CodeType = build(*arguments)
+    return code.replace(co_filename=filename)
 
 
 _INSTALLED = (sysconfig.get_path("purelib"), sysconfig.get_path("platlib"))

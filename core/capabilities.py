@@ -1,8 +1,8 @@
 """Whether a combination can run: `negotiate` gives its Plan, or one error that lists every conflict with a remedy.
 
-Capability names are plain strings that plugins offer and want; `combination.KNOWN` lists ours. Only `combination` judges
-what goes together. `resolve` makes the plugins, chooses for ``auto`` and negotiates: it is what Trainer, Runtime and
-``trivet plan`` call. Importing this module imports neither torch nor a plugin.
+Capability names are plain strings that plugins offer and want; `combination.KNOWN` lists ours, and only that module
+says what goes together. `resolve` makes the plugins, chooses for ``auto`` and negotiates: it is what Trainer, Runtime
+and ``trivet plan`` call. Importing this module imports neither torch nor a plugin.
 """
 
 from __future__ import annotations

@@ -326,6 +326,9 @@ def _origin(kind: str, cls: type[Any]) -> tuple[str, str, str]:
         module, _, attribute = entry.target.partition(":")
         if getattr(sys.modules.get(module.strip()), attribute.strip(), None) is cls:
             return entry.name, entry.distribution, entry.version
-    for distribution in metadata.packages_distributions().get(cls.__module__.partition(".")[0], []):
+    try:
+        distribution = metadata.packages_distributions()[cls.__module__.partition(".")[0]][0]
         return cls.__name__, distribution, metadata.version(distribution)
-    return cls.__name__, "local", ""
+    except Exception:
+        # KeyError where no distribution has the module; anything else is somebody's unreadable metadata.
+        return cls.__name__, "local", ""

@@ -10,7 +10,7 @@ from typing import Any
 
 from . import registry
 from .combination import Combination, Party, party, problems
-from .errors import PluginError
+from .errors import ConfigurationError, PluginError
 
 # Names to propose first; the others follow in the alphabet's order.
 _PREFERRED = {
@@ -34,8 +34,8 @@ def own_plugins(kind: str) -> Iterator[tuple[str, registry.Selected]]:
             continue
         try:
             selected = registry.make(kind, entry.qualified)
-        except PluginError:
-            continue  # one of ours whose library is not installed is no remedy
+        except (PluginError, ConfigurationError):
+            continue  # its library is not installed, or it has options without a default: no remedy
         yield (entry.name if counts[entry.name] == 1 else entry.qualified), selected
 
 

@@ -131,10 +131,12 @@ def fit(run: Run) -> None:
     """Train until a limit is reached. Everything is built and, on resume, restored."""
     hooks, module = run.hooks, run.module
     call(hooks.on_fit_start)
-    if run.limits.sanity_batches and not run.resumed:
+    if run.limits.sanity_batches and run.val_data and not run.resumed:
+        run.trainer.sanity_checking = True
         call(hooks.on_sanity_check_start)
         validate(run, limit=run.limits.sanity_batches)
         call(hooks.on_sanity_check_end)
+        run.trainer.sanity_checking = False
     module.train()
     run.metrics = run.train_metrics
     run.first = FirstUpdate(run.engine, run.plan, run.world)

@@ -82,6 +82,13 @@ class Plan:
         lines += [_fill(f"{'' if index else 'notes':<13}- ", note) for index, note in enumerate(self.notes)]
         return "\n".join(lines)
 
+    def banner(self) -> str:
+        """The Plan in a line, and a line for each note: what a run says before it starts."""
+        processes = "1 process" if self.world_size == 1 else f"{self.world_size} processes"
+        dtypes = f"parameters {self.param_dtype}, compute {self.compute_dtype}, reduction {self.reduce_dtype}"
+        head = f"trivet: {self.strategy} on {self.accelerator}, {processes}, {self.precision} ({dtypes})"
+        return "\n".join([head, *(f"trivet: {note}" for note in self.notes)])
+
     def _plugin(self, kind: str) -> str:
         origin = f"{self.distributions.get(kind, 'local')} {self.versions.get(kind, '')}".strip()
         options = ", ".join(f"{key}={value!r}" for key, value in self.options.get(kind, {}).items())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -160,6 +161,7 @@ class Trainer:
         self.callbacks = session.make_callbacks(
             callbacks, checkpoint=enable_checkpointing and not fast, progress_bar=enable_progress_bar
         )
+        self.enable_progress_bar = enable_progress_bar
         self.enable_checkpointing = enable_checkpointing and not fast
         self.config: dict[str, Any] = {}  # the command line's, where there was one
 
@@ -219,7 +221,7 @@ class Trainer:
     def save_checkpoint(self, path: str | Path, *, metrics: dict[str, float] | None = None) -> None:
         """Write a checkpoint directory. All ranks call it, at an update boundary; on one process also after `fit`.
 
-        ``metrics`` belong to exactly these weights; by default the newest of all that were logged.
+        ``metrics`` are stored beside the weights: give those that were computed from exactly these.
         """
         run = self._ended if self._run is None and self._ended is not None else self._active()
         directory.write(
@@ -227,7 +229,7 @@ class Trainer:
             capture.capture(run),
             rank=run.world.rank,
             world_size=run.world.world_size,
-            metrics=self.callback_metrics if metrics is None else metrics,
+            metrics=metrics or {},
         )
 
     # -------------------------------------------------------------------------------------------------- to look at
@@ -374,6 +376,8 @@ class Trainer:
         resolved = self.resolve(job.module, world)
         job.seed = torch.initial_seed() & (2**63 - 1)
         self.should_stop = False
+        if self.enable_progress_bar and (world is None or world.rank == 0):
+            print(resolved.plan.banner(), file=sys.stderr, flush=True)
         if world is None and resolved.plan.world_size > 1:
             session.launch(self, job, resolved)
         else:

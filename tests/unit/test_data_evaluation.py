@@ -54,6 +54,7 @@ def test_no_sample_twice_and_none_missing(world_size: int, batch_size: int, work
 def test_noise_is_the_same_in_each_run_and_at_each_world_size():
     loader = DataLoader(Numbers(6, noise=True), batch_size=2, shuffle=True)
     one = [plain(batch) for batch, _, _ in evaluate(loader)]
+    assert len({noise for batch in one for noise in batch[1]}) == 6
     data = evaluate(loader)
     torch.rand(3)
     assert [plain(batch) for batch, _, _ in data] == one

@@ -119,6 +119,7 @@ def test_noise_of_an_iterable_follows_from_epoch_and_position(workers: int):
     torch.rand(3)
     assert run(1) == first
     assert run(2) != first
+    assert len({noise for ((_, column, _),) in first for noise in column}) == 8
 
 
 def test_prebuilt_batches_of_an_iterable_count_as_1():
@@ -227,6 +228,16 @@ def test_a_shard_method_with_other_arguments_is_named():
 
     with pytest.raises(DataError, match=r"Other.shard\(num_shards.*does not take \(rank=, world_size=\)"):
         train(DataLoader(Other(3)), 0, 2)
+
+
+def test_a_borrowed_sample_weighs_nothing(monkeypatch: pytest.MonkeyPatch):
+    loader = DataLoader(torch.arange(1).tolist(), batch_size=1)  # type: ignore[arg-type]
+
+    def run(rank: int) -> Any:
+        window = next(train(loader, rank, 2, weigh=lambda batch: 5.0).epoch(0))
+        return window.weight, window.batches[0].weight
+
+    assert Ranks(2, monkeypatch).run(run) == [(5.0, 2.0), (5.0, 0.0)]
 
 
 def test_shards_are_read_by_their_ranks(monkeypatch: pytest.MonkeyPatch):

@@ -16,7 +16,7 @@ from .hooks import call
 from .state import Progress, TrainState
 
 if TYPE_CHECKING:
-    from .loop import Run
+    from .run import Run
 
 
 def capture(run: Run, *, tensors: bool = True) -> TrainState:

@@ -9,119 +9,23 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
-from torch.optim import Optimizer
+from torch import nn
 
-from . import gradients, manual
+from . import gradients
 from .check import FirstUpdate
 from .errors import ConfigurationError, DataError, TrivetError
-from .hooks import Hooks, call
-from .metrics import EPOCH, EVALUATION, STEP, Metrics
+from .hooks import call
+from .metrics import EPOCH, EVALUATION, STEP
 from .plugins import MicroBatch, StepResult
-from .seeding import derive, seed_all
-from .state import Progress
+from .run import EPOCH_START, NOISE, VALIDATION, Run
 
 if TYPE_CHECKING:
-    from .capabilities import Plan
-    from .data.evaluation import EvalData
-    from .data.train import TrainData, Window
-    from .engine import Engine, Schedule
-    from .launch.group import Group
-    from .launch.signals import Stop
-    from .launch.world import World
-    from .module import Module
-    from .trainer import Trainer
-
-# salts: which of a run's random streams a number belongs to
-NOISE, EPOCH_START, VALIDATION = 1, 2, 3
-
-
-@dataclass
-class Limits:
-    """When to stop and when to validate; what the flags of those names say. None means no limit."""
-
-    max_epochs: int | None = None
-    min_epochs: int = 0
-    max_steps: int | None = None
-    min_steps: int = 0
-    max_seconds: float | None = None
-    val_every_batches: int | None = None  # None: at the end of an epoch
-    val_every_epochs: int = 1
-    sanity_batches: int = 0
-    log_every: int = 50
-
-
-@dataclass
-class Run:
-    """All that a running fit or validate knows. The user's objects reach it, it is never a part of them."""
-
-    trainer: Trainer
-    module: Module
-    engine: Engine
-    plan: Plan
-    hooks: Hooks
-    world: World
-    group: Group
-    stop: Stop
-    progress: Progress
-    limits: Limits
-    seed: int
-    train_data: TrainData | None = None
-    val_data: list[EvalData] = field(default_factory=list)
-    accumulate: int = 1
-    on_skip: str | None = None
-    micro: MicroBatch | None = None  # the micro-batch that is now in the step
-    manual_results: list[StepResult] = field(default_factory=list)
-    toggled: dict[nn.Parameter, bool] = field(default_factory=dict)
-    first: FirstUpdate | None = None
-    before_step: Callable[[Optimizer], None] | None = None
-    resumed: bool = False
-
-    def __post_init__(self) -> None:
-        self.train_metrics = Metrics("training", self.group)
-        self.val_metrics = Metrics("validation", self.group)
-        self.metrics = self.train_metrics
-        accelerator = self.engine.accelerator
-        self.seed_device = accelerator.seed if _has(accelerator, "seed") else None
-        self.step_boundary = accelerator.step_boundary if _has(accelerator, "step_boundary") else None
-        if self.hooks.on_before_optimizer_step:
-            self.before_step = lambda optimizer: call(self.hooks.on_before_optimizer_step, optimizer)
-        self._wrapped = [manual.ManualOptimizer(optimizer, self) for optimizer in self.engine.optimizers]
-
-    def optimizers(self) -> list[Any]:
-        return list(self.engine.optimizers) if self.module.automatic_optimization else list(self._wrapped)
-
-    def manual_backward(self, loss: Tensor) -> None:
-        if self.micro is not None and self.micro.weight is not None:
-            loss = loss * self.micro.weight
-        if self.engine.scaler is not None:
-            loss = loss * self.engine.scaler.scale
-        self.engine.strategy.backward(self.engine.root, loss)
-
-    def toggle(self, optimizer: Any) -> None:
-        manual.toggle(self, optimizer)
-
-    def untoggle(self) -> None:
-        manual.untoggle(self)
-
-    def reseed(self, salt: int, position: int) -> None:
-        """Start the random streams of a position: nothing that was drawn before matters for what is drawn now."""
-        value = derive(self.seed, salt, position, self.world.rank)
-        seed_all(value)
-        if self.seed_device is not None:
-            self.seed_device(value)
-
-
-def _has(plugin: Any, method: str) -> bool:
-    """Whether a plugin overrides an optional method of the public base class of its kind."""
-    from .plugins import Accelerator
-
-    return getattr(type(plugin), method) is not getattr(Accelerator, method)
+    from .data.train import Window
+    from .engine import Schedule
 
 
 # ---------------------------------------------------------------------------------------------------------------- fit
@@ -195,7 +99,7 @@ def train_epoch(run: Run) -> None:
     else:
         end_epoch(run)
         return
-    if progress.epoch_update == data.num_updates:  # the limit fell on the end of the epoch
+    if run.ends_epoch:  # the limit fell on the end of the epoch
         end_epoch(run)
 
 
@@ -207,7 +111,7 @@ def end_epoch(run: Run) -> None:
     if not progress.scheduled:
         step_schedules(run, "epoch", with_metric=False)
         progress.scheduled = True
-    if run.val_data and run.limits.val_every_batches is None and _epoch_validates(run):
+    if _validates_at_end(run):
         validate(run)
     run.metrics.defaults = EPOCH
     call(hooks.on_train_epoch_end)
@@ -223,7 +127,7 @@ def end_epoch(run: Run) -> None:
 def update(run: Run, window: Window) -> None:
     """One update over a window of micro-batches."""
     engine, progress, hooks = run.engine, run.progress, run.hooks
-    run.trainer.at_boundary = False
+    run.trainer.at_boundary, run.ends_epoch = False, window.last
     run.metrics.defaults = STEP
     root = engine.strategy.refresh(engine.root)
     if root is not engine.root:
@@ -299,12 +203,13 @@ def boundary(run: Run) -> None:
     if progress.update % run.limits.log_every == 0:
         log_row(run, run.train_metrics.step_row())
     due = run.val_data and validation_due(run)
-    trainer.validation_due = bool(due) or (_ends_epoch(run) and _epoch_validates(run))
+    trainer.validation_due = bool(due) or (run.ends_epoch and _validates_at_end(run))
     if hooks.on_update_end:
         call(hooks.on_update_end)
     if due:
         validate(run)
-    if run.stop.requested and run.stop.agree(progress.update + progress.skipped, run.group):
+    run.boundaries += 1
+    if run.stop.requested and run.stop.agree(run.boundaries, run.group):
         raise KeyboardInterrupt
 
 
@@ -379,10 +284,8 @@ def _epoch_validates(run: Run) -> bool:
     return bool(run.val_data) and (at.epoch + 1) % run.limits.val_every_epochs == 0 and at.validated != at.batch
 
 
-def _ends_epoch(run: Run) -> bool:
-    """Whether this boundary is the epoch's last, with the validation at its end still to come."""
-    assert run.train_data is not None
-    return run.limits.val_every_batches is None and run.progress.epoch_update == run.train_data.num_updates
+def _validates_at_end(run: Run) -> bool:
+    return run.limits.val_every_batches is None and _epoch_validates(run)
 
 
 def validation_due(run: Run) -> bool:

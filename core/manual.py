@@ -14,7 +14,7 @@ from .hooks import call
 from .plugins import StepResult
 
 if TYPE_CHECKING:
-    from .loop import Run
+    from .run import Run
 
 
 class ManualOptimizer:

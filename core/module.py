@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from .errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from .loop import Run
+    from .run import Run
     from .trainer import Trainer
 
 

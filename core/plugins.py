@@ -296,8 +296,6 @@ class Strategy(Plugin):
         gradients.broadcast_(root, context.world)
         return root
 
-    # the two verbs
-
     def forward_backward(self, root: nn.Module, batches: Iterable[MicroBatch], scale: float | None) -> None:
         """Run forward and backward of all micro-batches of one update; gradients are complete afterwards.
 
@@ -354,8 +352,6 @@ class Strategy(Plugin):
         for optimizer in optimizers:
             optimizer.step()
         return StepResult(True, norm)
-
-    # the pieces
 
     def no_sync(self, root: nn.Module) -> AbstractContextManager[Any]:
         """A context in which backward does not communicate."""

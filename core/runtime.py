@@ -107,7 +107,7 @@ class Runtime:
         self._clips: dict[Optimizer, Clip] = {}
         self._scaler: LossScaler | None = None
         self._group: Group | None = None
-        self._seed = 0
+        self.seed = 0
 
     # ---------------------------------------------------------------------------------------------------- processes
 
@@ -119,18 +119,19 @@ class Runtime:
         world = environments.detect()
         seed = torch.initial_seed() & (2**63 - 1)
         if world is not None or self.plan.world_size == 1:
-            return self._call(world or World(), seed, function, args)
+            return self.call(world or World(), seed, function, args)
         with tempfile.TemporaryDirectory(prefix="trivet-result-") as name:
             parts = {"runtime": self, "function": function, "args": args, "seed": seed}
             local.launch("trivet.runtime:work", parts, self.plan.world_size, run_dir=Path(name))
             return torch.load(Path(name) / "result.pt", weights_only=False)  # written by our own worker
 
-    def _call(self, world: World, seed: int, function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+    def call(self, world: World, seed: int, function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+        """What `launch` does in each process."""
         self._connect(world)
         failed = True
         try:
-            self._seed = int(self._active().exchange("seed", str(seed))[0])
-            seed_all(derive(self._seed, world.rank))
+            self.seed = int(self._active().exchange("seed", str(seed))[0])
+            seed_all(derive(self.seed, world.rank))
             result = function(self, *args)
             failed = False
         except BaseException as error:
@@ -151,7 +152,8 @@ class Runtime:
     def _connect(self, world: World) -> None:
         self._resolved = resolve(world=None if world.source == "single" else world, **self._request)
         self.plan, self.world = self._resolved.plan, world
-        accelerator = self._resolved.accelerator.plugin
+        self.accelerator: Accelerator = self._resolved.accelerator.plugin
+        accelerator = self.accelerator
         self.device: torch.device = accelerator.device(self.plan.device_index(world.local_rank))
         accelerator.setup(self.device)
         self._group = Group.open(world, self.plan.backend if world.world_size > 1 else None, self.device)
@@ -280,14 +282,14 @@ class _Batches:
 
     def __init__(self, runtime: Runtime, loader: Iterable[Any], seed: int | None) -> None:
         self.runtime, self.loader = runtime, loader
-        self.seed = runtime._seed if seed is None else seed
+        self.seed = runtime.seed if seed is None else seed
         self.epoch = 0
 
     def __iter__(self) -> Iterator[Any]:
         runtime, world = self.runtime, self.runtime.world
         data = EvalData(self.loader, rank=world.rank, world_size=world.world_size, seed=derive(self.seed, self.epoch))
         self.epoch += 1
-        accelerator = runtime._resolved.accelerator.plugin
+        accelerator = runtime.accelerator
         whole = len(self) * world.world_size if world.world_size > 1 else None
         for batch, index, _ in data:
             if whole is None or index < whole:
@@ -300,6 +302,6 @@ class _Batches:
 def work(parts: Mapping[str, Any], world: World, out_dir: Path) -> None:
     """What each worker of the local launcher does."""
     runtime: Runtime = parts["runtime"]
-    result = runtime._call(world, parts["seed"], parts["function"], parts["args"])
+    result = runtime.call(world, parts["seed"], parts["function"], parts["args"])
     if world.rank == 0:
         torch.save(result, out_dir / "result.pt")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from . import capture, session
+from . import capture, flags, session
 from .callbacks.callback import Callback
 from .callbacks.checkpoint import Checkpoint
 from .capabilities import Resolved, resolve
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from .capabilities import Plan
     from .data.datamodule import DataModule
-    from .loop import Run
+    from .run import Run
 
 
 @dataclass
@@ -120,7 +120,7 @@ class Trainer:
     ) -> None:
         fast = int(fast_dev_run)
         self.fast_dev_run = fast
-        self.limits = session.limits(
+        self.limits = flags.limits(
             max_epochs=1 if fast else max_epochs,
             min_epochs=min_epochs,
             max_steps=fast or max_steps,
@@ -132,12 +132,12 @@ class Trainer:
             log_every_n_steps=log_every_n_steps,
         )
         self.val_check_interval = 1.0 if fast else val_check_interval
-        self.limit_train_batches = session.check_limit("limit_train_batches", fast or limit_train_batches)
-        self.limit_val_batches = session.check_limit("limit_val_batches", fast or limit_val_batches)
-        self.clip = session.check_clip(gradient_clip_val, gradient_clip_algorithm)
-        session.check_accumulation(accumulate_grad_batches, global_batch_size)
-        session.check_choice("on_skip", on_skip, (None, "update", "samples"))
-        session.check_choice("uneven", uneven, ("error", "drop", "join"))
+        self.limit_train_batches = flags.check_limit("limit_train_batches", fast or limit_train_batches)
+        self.limit_val_batches = flags.check_limit("limit_val_batches", fast or limit_val_batches)
+        self.clip = flags.check_clip(gradient_clip_val, gradient_clip_algorithm)
+        flags.check_accumulation(accumulate_grad_batches, global_batch_size)
+        flags.check_choice("on_skip", on_skip, (None, "update", "samples"))
+        flags.check_choice("uneven", uneven, ("error", "drop", "join"))
         self.accumulate_grad_batches, self.global_batch_size = accumulate_grad_batches, global_batch_size
         self.on_skip, self.uneven = on_skip, uneven
         self.deterministic, self.benchmark = deterministic, benchmark
@@ -157,8 +157,8 @@ class Trainer:
             "returns_weights": return_weights,
         }
         self.resolve(None, environments.detect())
-        self.loggers = session.make_loggers(False if fast else logger, self.default_root_dir)
-        self.callbacks = session.make_callbacks(
+        self.loggers = flags.make_loggers(False if fast else logger, self.default_root_dir)
+        self.callbacks = flags.make_callbacks(
             callbacks, checkpoint=enable_checkpointing and not fast, progress_bar=enable_progress_bar
         )
         self.enable_progress_bar = enable_progress_bar

@@ -22,5 +22,5 @@ class World:
 
     @property
     def is_distributed(self) -> bool:
-        """Whether a process group exists, which it does even for one process when a launcher made it."""
+        """Whether there are several processes."""
         return self.world_size > 1

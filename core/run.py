@@ -1,0 +1,115 @@
+"""Run: all that a running fit or validate knows, and the limits that its flags set."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from . import manual
+from .check import FirstUpdate
+from .hooks import Hooks, call
+from .metrics import Metrics
+from .plugins import Accelerator, MicroBatch, StepResult
+from .seeding import derive, seed_all
+from .state import Progress
+
+if TYPE_CHECKING:
+    from .capabilities import Plan
+    from .data.evaluation import EvalData
+    from .data.train import TrainData
+    from .engine import Engine
+    from .launch.group import Group
+    from .launch.signals import Stop
+    from .launch.world import World
+    from .module import Module
+    from .trainer import Trainer
+
+# salts: which of a run's random streams a number belongs to
+NOISE, EPOCH_START, VALIDATION = 1, 2, 3
+
+
+@dataclass
+class Limits:
+    """When to stop and when to validate; what the flags of those names say. None means no limit."""
+
+    max_epochs: int | None = None
+    min_epochs: int = 0
+    max_steps: int | None = None
+    min_steps: int = 0
+    max_seconds: float | None = None
+    val_every_batches: int | None = None  # None: at the end of an epoch
+    val_every_epochs: int = 1
+    sanity_batches: int = 0
+    log_every: int = 50
+
+
+@dataclass
+class Run:
+    """All that a running fit or validate knows. The user's objects reach it, it is never a part of them."""
+
+    trainer: Trainer
+    module: Module
+    engine: Engine
+    plan: Plan
+    hooks: Hooks
+    world: World
+    group: Group
+    stop: Stop
+    progress: Progress
+    limits: Limits
+    seed: int
+    train_data: TrainData | None = None
+    val_data: list[EvalData] = field(default_factory=list)
+    accumulate: int = 1
+    on_skip: str | None = None
+    micro: MicroBatch | None = None  # the micro-batch that is now in the step
+    manual_results: list[StepResult] = field(default_factory=list)
+    toggled: dict[nn.Parameter, bool] = field(default_factory=dict)
+    first: FirstUpdate | None = None
+    before_step: Callable[[Optimizer], None] | None = None
+    resumed: bool = False
+    ends_epoch: bool = False  # whether the newest update was the epoch's last, as far as the data knows
+    boundaries: int = 0  # update boundaries since the start of this process, the same on all ranks
+
+    def __post_init__(self) -> None:
+        self.train_metrics = Metrics("training", self.group)
+        self.val_metrics = Metrics("validation", self.group)
+        self.metrics = self.train_metrics
+        accelerator = self.engine.accelerator
+        self.seed_device = accelerator.seed if _has(accelerator, "seed") else None
+        self.step_boundary = accelerator.step_boundary if _has(accelerator, "step_boundary") else None
+        if self.hooks.on_before_optimizer_step:
+            self.before_step = lambda optimizer: call(self.hooks.on_before_optimizer_step, optimizer)
+        self._wrapped = [manual.ManualOptimizer(optimizer, self) for optimizer in self.engine.optimizers]
+
+    def optimizers(self) -> list[Any]:
+        return list(self.engine.optimizers) if self.module.automatic_optimization else list(self._wrapped)
+
+    def manual_backward(self, loss: Tensor) -> None:
+        if self.micro is not None and self.micro.weight is not None:
+            loss = loss * self.micro.weight
+        if self.engine.scaler is not None:
+            loss = loss * self.engine.scaler.scale
+        self.engine.strategy.backward(self.engine.root, loss)
+
+    def toggle(self, optimizer: Any) -> None:
+        manual.toggle(self, optimizer)
+
+    def untoggle(self) -> None:
+        manual.untoggle(self)
+
+    def reseed(self, salt: int, position: int) -> None:
+        """Start the random streams of a position: nothing that was drawn before matters for what is drawn now."""
+        value = derive(self.seed, salt, position, self.world.rank)
+        seed_all(value)
+        if self.seed_device is not None:
+            self.seed_device(value)
+
+
+def _has(plugin: Any, method: str) -> bool:
+    """Whether a plugin overrides an optional method of the public base class of its kind."""
+    return getattr(type(plugin), method) is not getattr(Accelerator, method)

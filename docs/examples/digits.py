@@ -4,6 +4,8 @@ python digits.py fit --strategy ddp --devices 2 --precision bf16
 trivet fit --model digits.Digits --data digits.DigitsData --max_epochs 8 --strategy ddp --devices 2 --precision bf16
 """
 
+from typing import Any
+
 import torch
 import trivet
 from sklearn.datasets import load_digits
@@ -20,15 +22,17 @@ class Digits(trivet.Module):
         lr: The learning rate of AdamW.
     """
 
-    def __init__(self, width: int = 16, lr: float = 3e-3) -> None:
+    def __init__(self, width: int = 32, lr: float = 3e-3) -> None:
         super().__init__()
         self.save_hyperparameters()
         self.net = nn.Sequential(
             nn.Conv2d(1, width, 3, padding=1),
             nn.ReLU(),
-            nn.Conv2d(width, 2 * width, 3, padding=1, stride=2),
+            nn.Conv2d(width, 2 * width, 3, padding=1),
             nn.ReLU(),
+            nn.MaxPool2d(2),
             nn.Flatten(),
+            nn.Dropout(0.25),
             nn.Linear(2 * width * 4 * 4, 10),
         )
 
@@ -61,10 +65,10 @@ class DigitsData(trivet.DataModule):
         split = torch.Generator().manual_seed(0)
         self.train, self.val = random_split(TensorDataset(inputs, torch.tensor(labels)), [0.8, 0.2], generator=split)
 
-    def train_dataloader(self) -> DataLoader:
+    def train_dataloader(self) -> DataLoader[Any]:
         return DataLoader(self.train, self.batch_size, shuffle=True)
 
-    def val_dataloader(self) -> DataLoader:
+    def val_dataloader(self) -> DataLoader[Any]:
         return DataLoader(self.val, 128)
 
 

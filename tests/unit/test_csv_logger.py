@@ -1,0 +1,125 @@
+"""The CSV logger: what is in the file, and that no run touches another's."""
+
+from __future__ import annotations
+
+import csv
+import math
+import pickle
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml  # type: ignore[import-untyped]
+from trivet.loggers.csv import CSVLogger
+
+
+class Made(list[CSVLogger]):
+    """Makes loggers; those that are still open are closed with the test."""
+
+    def __call__(self, *args: Any, **options: Any) -> CSVLogger:
+        self.append(CSVLogger(*args, **options))
+        return self[-1]
+
+
+@pytest.fixture
+def make() -> Iterator[Made]:
+    made = Made()
+    yield made
+    for logger in made:
+        logger.finalize("success")
+
+
+def rows(logger: CSVLogger) -> list[dict[str, str]]:
+    with Path(logger.log_dir, "metrics.csv").open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_rows_are_appended_and_visible_at_once(make: Made, tmp_path: Path) -> None:
+    logger = make(tmp_path)
+    logger.log_metrics({"loss": 0.5, "epoch": 0.0}, step=50)
+    logger.log_metrics({"loss": 0.25, "epoch": 1.0}, step=100)
+    assert rows(logger) == [
+        {"epoch": "0", "step": "50", "loss": "0.5"},
+        {"epoch": "1", "step": "100", "loss": "0.25"},
+    ]
+
+
+def test_the_file_is_not_rewritten_per_row(make: Made, tmp_path: Path) -> None:
+    logger = make(tmp_path)
+    logger.log_metrics({"loss": 0.5}, step=1)
+    inode = Path(logger.log_dir, "metrics.csv").stat().st_ino
+    for step in range(2, 20):
+        logger.log_metrics({"loss": 0.5}, step=step)
+    assert Path(logger.log_dir, "metrics.csv").stat().st_ino == inode
+
+
+def test_a_new_column_keeps_the_rows_before_it(make: Made, tmp_path: Path) -> None:
+    logger = make(tmp_path)
+    logger.log_metrics({"loss": 0.5}, step=1)
+    logger.log_metrics({"val/acc, top": 0.9, "epoch": 0}, step=2)
+    logger.log_metrics({"loss": math.nan}, step=3)
+    logger.finalize("success")
+    assert rows(logger) == [
+        {"epoch": "", "step": "1", "loss": "0.5", "val/acc, top": ""},
+        {"epoch": "0", "step": "2", "loss": "", "val/acc, top": "0.9"},
+        {"epoch": "", "step": "3", "loss": "nan", "val/acc, top": ""},
+    ]
+    assert [path.name for path in Path(logger.log_dir).iterdir()] == ["metrics.csv"]
+
+
+def test_nothing_is_created_before_the_first_use(make: Made, tmp_path: Path) -> None:
+    logger = make(tmp_path / "runs", name="net")
+    assert not (tmp_path / "runs").exists()
+    assert logger.log_dir == str(tmp_path / "runs" / "net" / "version_0")
+    assert Path(logger.log_dir).is_dir()
+
+
+def test_every_run_gets_a_version_of_its_own(make: Made, tmp_path: Path) -> None:
+    (tmp_path / "version_7").mkdir()
+    (tmp_path / "version_best").mkdir()
+    versions = [make(tmp_path).version for _ in range(2)]
+    assert versions == [8, 9]
+
+
+def test_a_version_that_is_given_is_continued(make: Made, tmp_path: Path) -> None:
+    first = make(tmp_path, version="mine")
+    first.log_metrics({"loss": 0.5}, step=1)
+    first.log_hyperparams({"lr": 0.1})
+    first.finalize("failed")
+    path = Path(first.log_dir, "metrics.csv")
+    path.write_bytes(path.read_bytes() + b",2,0.")  # a row that a crash tore
+    second = make(tmp_path, version="mine")
+    second.log_metrics({"acc": 1.0, "loss": 0.25}, step=3)
+    second.log_hyperparams({"width": 8})
+    assert [row["step"] for row in rows(second)] == ["1", "2", "3"]
+    assert rows(second)[2]["loss"] == "0.25"
+    assert yaml.safe_load(Path(second.log_dir, "hparams.yaml").read_text()) == {"lr": 0.1, "width": 8}
+
+
+def test_an_open_logger_travels_to_another_process(make: Made, tmp_path: Path) -> None:
+    logger = make(tmp_path)
+    logger.log_metrics({"loss": 0.5}, step=1)
+    copy = pickle.loads(pickle.dumps(logger))
+    make.append(copy)
+    copy.log_metrics({"loss": 0.25}, step=2)
+    assert copy.version == 0
+    assert [row["loss"] for row in rows(logger)] == ["0.5", "0.25"]
+
+
+def test_a_logger_can_be_used_again_after_its_end(make: Made, tmp_path: Path) -> None:
+    logger = make(tmp_path)
+    for step in (1, 2):
+        logger.log_metrics({"loss": 0.5}, step=step)
+        logger.finalize("success")
+    assert len(rows(logger)) == 2
+
+
+@pytest.mark.parametrize(
+    ("value", "written"),
+    [((1, 2), [1, 2]), ({"a": {1: None}}, {"a": {"1": None}}), (math, repr(math)), ("ä: b", "ä: b")],
+)
+def test_hyperparameters_of_any_kind_are_written(make: Made, tmp_path: Path, value: object, written: object) -> None:
+    logger = make(tmp_path)
+    logger.log_hyperparams({"value": value})
+    assert yaml.safe_load(Path(logger.log_dir, "hparams.yaml").read_text()) == {"value": written}

@@ -349,9 +349,10 @@ def validation_batch(
 
 def log_row(run: Run, row: dict[str, float]) -> None:
     """Write a row to the loggers, on rank 0, at the one axis: updates applied."""
-    if run.progress.skipped:
-        run.train_metrics.values["skipped"] = run.progress.skipped
-        row = {**row, "skipped": float(run.progress.skipped)} if row else row
+    if skipped := float(run.progress.skipped):
+        run.train_metrics.values["skipped"] = skipped
+        if row or run.trainer.logged_metrics.get("skipped") != skipped:
+            row = {**row, "skipped": skipped}
     run.trainer.logged_metrics.update(row)
     if row and run.world.rank == 0:
         for logger in run.trainer.loggers:

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from . import gradients
+from .casting import cast_
 from .launch.world import World
 from .scaling import LossScaler
 
@@ -154,12 +155,7 @@ class Plugin(ABC):  # noqa: B024  the kinds below have the abstract methods
 
     def options(self) -> dict[str, Any]:
         """The constructor's arguments by name, for the Plan and the checkpoint; values that are not plain as repr."""
-        names = [
-            name
-            for name, parameter in inspect.signature(type(self)).parameters.items()
-            if parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
-        ]
-        values = {name: getattr(self, name) for name in names if name in vars(self)}
+        values = {name: vars(self)[name] for name in inspect.signature(type(self)).parameters if name in vars(self)}
         return {k: v if isinstance(v, (str, int, float, bool, type(None))) else repr(v) for k, v in values.items()}
 
 
@@ -181,14 +177,7 @@ class Precision(Plugin):
 
         The module may be on the meta device. The default casts floating parameters and buffers to ``policy.param``.
         """
-        dtype = self.policy.param
-        # Not Module.to(dtype): it casts complex tensors too, dropping their imaginary part. Assigning ``data`` keeps
-        # each parameter's identity, and so ties between them.
-        for tensor in (*module.parameters(), *module.buffers()):
-            if tensor.is_floating_point() and tensor.dtype != dtype:
-                gradient, tensor.grad = tensor.grad, None
-                tensor.data = tensor.data.to(dtype)
-                tensor.grad = None if gradient is None else gradient.to(dtype)
+        cast_(module, self.policy.param)
         return module
 
     def cast_batch(self, batch: Any) -> Any:
@@ -241,7 +230,7 @@ class Accelerator(Plugin):
     moves_batches: ClassVar[bool] = True
 
     def seed(self, seed: int) -> None:
-        """Seed the device's random generator. Called before each update; the CPU generators are the core's."""
+        """Seed the device's random generator, before each update; the CPU's generators are the core's."""
 
     def synchronize(self) -> None:
         """Wait until the device has done what was asked of it. The core calls it only around measurements."""
@@ -305,9 +294,9 @@ class Strategy(Plugin):
         for micro in batches:
             if micro.last and not self.context.late:
                 self.one_batch(root, micro, scale)
-            else:
-                with self.no_sync(root):
-                    self.one_batch(root, micro, scale)
+                continue
+            with self.no_sync(root):
+                self.one_batch(root, micro, scale)
 
     def one_batch(self, root: nn.Module, micro: MicroBatch, scale: float | None) -> None:
         """Forward and, under automatic optimization, backward of one micro-batch."""
@@ -394,10 +383,9 @@ class Strategy(Plugin):
     def wrap_optimizer(self, root: nn.Module, optimizer: Optimizer) -> None:
         """Adapt an optimizer in place, keeping its identity and its ``param_groups`` list. Raises if it has state."""
 
-    @contextmanager
-    def full_parameters(self, root: nn.Module, *, writeback: bool = False) -> Iterator[None]:
-        """A context in which every parameter is whole on every rank; changes are kept when ``writeback`` is set."""
-        yield
+    def whole(self, tensor: Tensor) -> Tensor:
+        """A tensor of `state_dict` as a plain one. All ranks call it, tensor by tensor in the same order."""
+        return tensor
 
     def state_dict(self, module: nn.Module) -> dict[str, Tensor]:
         """The tensors of the user's module by the user's names: plain, or DTensors where they are sharded."""

@@ -6,6 +6,7 @@ import gc
 import tempfile
 import warnings
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -42,19 +43,8 @@ def launch(trainer: Trainer, job: Job, resolved: Resolved) -> None:
         parts = {"trainer": trainer, "module": job.module, "job": replace(job, module=None)}  # type: ignore[arg-type]
         local.launch("trivet.session:work", parts, resolved.plan.world_size, run_dir=Path(name))
         result = torch.load(Path(name) / "result.pt", weights_only=False)  # written by our own workers
-        weights = Path(name) / "weights.pt"
-        if weights.exists():
-            state = torch.load(weights, weights_only=True, mmap=True)
-            if set(state) == set(job.module.state_dict()):
-                resolved.precision.plugin.convert(job.module)  # as a fit in this process would leave it
-                job.module.load_state_dict(state)
-            else:
-                warnings.warn(
-                    "the trained module has other parameters than this one (configure_model builds them in the "
-                    f"workers), so it was left as it was; the weights are in "
-                    f"{result['checkpoint'] or 'no checkpoint'}.",
-                    stacklevel=4,
-                )
+        if result["weights"] is not None:
+            take_weights(job.module, result, Path(name), resolved)
     capture.load_callbacks(trainer.callbacks, result["callbacks"])
     trainer.progress = result["progress"]
     trainer.logged_metrics = result["logged_metrics"]
@@ -66,7 +56,7 @@ def work(parts: Mapping[str, Any], world: World, out_dir: Path) -> None:
     trainer: Trainer = parts["trainer"]
     job: Job = replace(parts["job"], module=parts["module"])
     resolved = trainer.resolve(job.module, world)
-    run(trainer, job, resolved, world)
+    weights = run(trainer, job, resolved, world, out_dir if job.stage == "fit" and trainer.return_weights else None)
     if world.rank == 0:
         callback = trainer.checkpoint_callback
         result = {
@@ -75,14 +65,44 @@ def work(parts: Mapping[str, Any], world: World, out_dir: Path) -> None:
             "metrics": trainer.callback_metrics,
             "logged_metrics": trainer.logged_metrics,
             "checkpoint": callback.last_model_path or callback.best_model_path if callback else "",
+            "weights": weights,
         }
         torch.save(result, out_dir / "result.pt")
-        if job.stage == "fit" and trainer.return_weights:
-            torch.save({k: v.cpu() for k, v in job.module.state_dict().items()}, out_dir / "weights.pt")
 
 
-def run(trainer: Trainer, job: Job, resolved: Resolved, world: World) -> None:
-    """Join the run in this process, carry out the job, and leave; hooks for exceptions and teardown run in any case."""
+def leave_weights(run: Run, out_dir: Path) -> list[str]:
+    """Write the module's tensors as files, one after the other, so that nobody holds a second model. All ranks."""
+    strategy = run.engine.strategy
+    state = strategy.state_dict(run.engine.module)
+    for index, value in enumerate(state.values()):
+        whole = strategy.whole(value) if isinstance(value, torch.Tensor) else value
+        if run.world.rank == 0:
+            torch.save(whole.cpu() if isinstance(whole, torch.Tensor) else whole, out_dir / f"{index}.pt")
+    return list(state)
+
+
+def take_weights(module: Module, result: Mapping[str, Any], out_dir: Path, resolved: Resolved) -> None:
+    """Read what `leave_weights` wrote into the caller's module."""
+    names: list[str] = result["weights"]
+    if set(names) != set(module.state_dict()):
+        where = result["checkpoint"] or "no checkpoint"
+        warnings.warn(
+            "the trained module has other parameters than this one (configure_model builds them in the workers), so it "
+            f"was left as it was; the weights are in {where}.",
+            stacklevel=5,
+        )
+        return
+    resolved.precision.plugin.convert(module)  # as a fit in this process would leave it
+    for index, name in enumerate(names):
+        value = torch.load(out_dir / f"{index}.pt", weights_only=False)  # written by our own workers
+        module.load_state_dict({name: value}, strict=False)
+
+
+def run(trainer: Trainer, job: Job, resolved: Resolved, world: World, out_dir: Path | None = None) -> list[str] | None:
+    """Join the run in this process, carry out the job, and leave; hooks for exceptions and teardown run in any case.
+
+    The weights go to ``out_dir`` where one is given; returns their names.
+    """
     trainer.begin(world, job)
     module, plan = job.module, resolved.plan
     accelerator = resolved.accelerator.plugin
@@ -91,45 +111,48 @@ def run(trainer: Trainer, job: Job, resolved: Resolved, world: World) -> None:
         check_names(callback, Callback)
     check_names(module, Module)
     hooks = Hooks(trainer, module, trainer.callbacks)
-    accelerator.setup(device)
     group: Group | None = None
-    running: Run | None = None
     failed = True
-    try:
-        group = Group.open(world, plan.backend if world.world_size > 1 else None, device)
-        with Stop(world) as stop, determinism(trainer):
-            prepare(job, hooks, group)
-            running = join(trainer, job, resolved, world, group, stop, hooks, device)
-            trainer.attach(running)
-            if job.ckpt_path is not None:
-                restore(running, job)
-            if job.stage == "fit":
-                if trainer.enable_checkpointing:
-                    capture.check(running)
-                start_logging(trainer, module)
-                loop.fit(running)
-            else:
-                loop.validate(running)
-        failed = False
-    except BaseException as exception:
-        error = on_failure(exception, trainer, job, hooks, group)
-        if error is exception:
-            raise
-        raise error from exception
-    finally:
-        trainer.detach()
-        if running is not None and running.first is not None:
-            running.first.stop()
-        teardown(job, hooks)
-        if running is not None:
-            running.engine.strategy.teardown(running.engine.root)
-            running.engine.root = running.engine.step
-        accelerator.teardown()
-        finish_logging(trainer, "failed" if failed else "success")
-        del running
-        gc.collect()  # a wrapper's autograd hooks would outlive the process group
-        if group is not None:
-            group.close(abort=failed)
+    with ExitStack() as leaving:  # runs all that it was given, last first, also when one of them raises
+        leaving.callback(lambda: group.close(abort=failed) if group is not None else None)
+        leaving.callback(gc.collect)  # a wrapper's autograd hooks would outlive the process group
+        leaving.callback(lambda: finish_logging(trainer, "failed" if failed else "success"))
+        leaving.callback(accelerator.teardown)
+        accelerator.setup(device)
+        leaving.callback(trainer.detach)
+        leaving.callback(lambda: teardown(job, hooks))
+        try:
+            group = Group.open(world, plan.backend if world.world_size > 1 else None, device)
+            with Stop(world) as stop, determinism(trainer):
+                prepare(job, hooks, group)
+                running = join(trainer, job, resolved, world, group, stop, hooks, device)
+                leaving.callback(release, running)
+                trainer.attach(running)
+                if job.ckpt_path is not None:
+                    restore(running, job)
+                if job.stage == "validate":
+                    loop.validate(running)
+                else:
+                    if trainer.enable_checkpointing:
+                        capture.check(running)
+                    start_logging(trainer, module)
+                    loop.fit(running)
+                weights = None if out_dir is None else leave_weights(running, out_dir)
+            failed = False
+        except BaseException as exception:
+            error = on_failure(exception, trainer, job, hooks, group)
+            if error is exception:
+                raise
+            raise error from exception
+    return weights
+
+
+def release(run: Run) -> None:
+    """Let go of what the strategy and the check of the first update put around the module."""
+    if run.first is not None:
+        run.first.stop()
+    run.engine.strategy.teardown(run.engine.root)
+    run.engine.root = run.engine.step
 
 
 def prepare(job: Job, hooks: Hooks, group: Group) -> None:
@@ -152,6 +175,8 @@ def join(
     module = job.module
     seed = int(group.exchange("seed", str(job.seed))[0])
     train = job.stage == "fit"
+    if train and job.ckpt_path is not None:
+        seed = directory.read_seed(job.ckpt_path)  # order and augmentation follow from it: they go on as they began
     loader = pick(job.train_loader, job, "train_dataloader") if train else None
     accumulate = trainer.accumulate_grad_batches
     if train and trainer.global_batch_size is not None:

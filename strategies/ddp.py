@@ -74,8 +74,8 @@ class DDP(Strategy):
             context = replace(context, late=True)  # one flat average: torch's buckets change layout after an update
         self.context = context
         self._trainable = [p.requires_grad for p in root.parameters()]
-        if not any(self._trainable):
-            return root  # torch refuses to wrap a module that has nothing to reduce
+        if context.world.world_size == 1 or not any(self._trainable):
+            return root  # torch wants a process group to wrap a module, and something to reduce in it
         cuda = context.device.type == "cuda"
         options: dict[str, Any] = {BUFFERS: self.broadcast_buffers}
         ddp = DistributedDataParallel(

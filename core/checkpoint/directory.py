@@ -29,7 +29,7 @@ from .plain import check_plain
 if TYPE_CHECKING:
     from torch.distributed.checkpoint.metadata import Metadata
 
-__all__ = ["complete", "delete", "manifest", "read", "read_weights", "sweep", "write"]
+__all__ = ["complete", "delete", "manifest", "read", "read_seed", "read_weights", "sweep", "write"]
 
 _TENSORS = "tensors"
 _STATE = "state.pt"
@@ -132,6 +132,14 @@ def read_weights(path: str | os.PathLike[str]) -> dict[str, Tensor]:
         into = {name: storage.empty(index, name) for name in index.state_dict_metadata if name.startswith("module/")}
         storage.read(directory / _TENSORS, index, into)
         return {name.removeprefix("module/"): tensor for name, tensor in into.items()}
+
+
+def read_seed(path: str | os.PathLike[str]) -> int:
+    """The seed of the run that wrote a checkpoint. Reads no tensors."""
+    directory = Path(path).absolute()
+    with _errors(f"cannot read checkpoint {str(directory)!r}"):
+        manifests.read(directory)
+        return int(_read_state(directory)["seed"])
 
 
 def manifest(path: str | os.PathLike[str]) -> dict[str, Any]:

@@ -62,6 +62,8 @@ class Trainer:
         max_epochs: epochs after which training ends; 1000 where no other limit is given, -1 for no limit.
         max_steps: updates after which training ends; -1 for no limit. An update counts once however many optimizers
             step.
+        min_epochs: epochs before which ``should_stop`` and ``max_time`` end nothing.
+        min_steps: the same in updates.
         max_time: seconds, a timedelta, or ``"DD:HH:MM:SS"``.
         limit_train_batches: batches per rank and epoch: a number, or a fraction where a float is given.
         limit_val_batches: the same for each validation loader; 0 for no validation.
@@ -79,6 +81,8 @@ class Trainer:
         uneven: for iterable data that ends at different times on different ranks: ``"error"``, ``"drop"``, ``"join"``.
         deterministic: use deterministic algorithms only, and fix the order of reductions.
         benchmark: let cuDNN choose algorithms by trying.
+        enable_checkpointing: add a `Checkpoint` callback where none is given.
+        enable_progress_bar: show a bar on a terminal, quiet lines elsewhere, and first what was planned.
         default_root_dir: where runs are written; ``trivet_runs`` in the current directory by default.
         return_weights: whether the caller's module holds the trained weights after a launched `fit`.
     """
@@ -289,6 +293,12 @@ class Trainer:
         """Updates in one epoch, None where the loader has no length."""
         data = self._run.train_data if self._run else None
         return None if data is None else data.num_updates
+
+    @property
+    def num_val_batches(self) -> list[int | None]:
+        """Batches of this rank in each validation loader, None where it has no length."""
+        run = self._run
+        return [] if run is None else [data.length() for data in run.val_data]
 
     @property
     def optimizers(self) -> list[Any]:

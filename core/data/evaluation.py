@@ -82,6 +82,13 @@ class EvalData:
         if sizes:
             raise DataError(f"{self._text} gave fewer batches than its batch sampler named.")
 
+    def length(self) -> int | None:
+        """This rank's batches, None where the loader has no length."""
+        try:
+            return len(self)
+        except TypeError:
+            return None
+
     def __len__(self) -> int:
         """This rank's batches. Raises TypeError where the loader has no length."""
         length = len(self._measured)

@@ -55,11 +55,12 @@ class Slot:
         if not self.pending:
             return
         values = stack(self.pending)
+        if self.total is not None:
+            self.total = self.total.to(values)
         if self.fx in ("min", "max"):
-            extreme = values.amin() if self.fx == "min" else values.amax()
             if self.total is not None:
-                extreme = torch.minimum(self.total, extreme) if self.fx == "min" else torch.maximum(self.total, extreme)
-            self.total = extreme
+                values = torch.cat([self.total.reshape(1), values])
+            self.total = values.amin() if self.fx == "min" else values.amax()
         else:
             weights = self.weights if self.fx == "mean" else [1.0] * len(self.weights)
             parts = values * torch.tensor(weights, dtype=values.dtype, device=values.device)
@@ -67,6 +68,18 @@ class Slot:
             self.total = torch.cat([start.reshape(1), parts]).cumsum(0)[-1]  # cumsum is sequential
         self.weight += sum(self.weights)
         self.pending, self.weights = [], []
+
+    def join(self, other: Slot) -> None:
+        """Add what another rank accumulated."""
+        self.fold()
+        other.fold()
+        if self.total is None or other.total is None:
+            self.total = self.total if other.total is None else other.total
+        elif self.fx in ("min", "max"):
+            self.total = (torch.minimum if self.fx == "min" else torch.maximum)(self.total, other.total)
+        else:
+            self.total = self.total + other.total
+        self.weight += other.weight
 
 
 def stack(values: list[Any]) -> Tensor:
@@ -160,6 +173,7 @@ class Metrics:
         by_name = {s.name: s for s in slots}
         packed = stack([by_name[name].last for name in names])
         if self.group.world.world_size > 1:
+            packed = packed.to(self.group.device)
             torch.distributed.all_reduce(packed)  # all ranks, which log the same names
             packed /= self.group.world.world_size
         for name, value in zip(names, packed.unbind(), strict=True):
@@ -182,6 +196,8 @@ class Metrics:
         if not slots:
             return []
         totals = stack([s.total for s in slots])
+        if self.group.world.world_size > 1:
+            totals = totals.to(self.group.device)
         weights = torch.tensor([s.weight for s in slots], dtype=totals.dtype, device=totals.device)
         if self.group.world.world_size > 1:
             is_extreme = torch.tensor([s.fx in ("min", "max") for s in slots], device=totals.device)
@@ -240,22 +256,32 @@ class Metrics:
         return [self.slots[entry.split(" ", 1)[1]] for entry in union]
 
     def state_dict(self) -> dict[str, Any]:
-        """The accumulators of the running epoch. Pending values stay apart, so that a save changes no sum."""
-        return {
+        """The accumulators of the running epoch, of all ranks, as plain numbers. All ranks call it; no collective.
+
+        Pending values stay apart, so that a save changes no sum.
+        """
+        totals = read([0.0 if s.total is None else s.total for s in self.slots.values()])
+        mine = {
             name: {
-                "prog_bar": s.prog_bar, "logger": s.logger, "on_step": s.on_step, "on_epoch": s.on_epoch, "fx": s.fx,
-                "sync": s.sync, "total": None if s.total is None else s.total.clone(), "weight": s.weight,
-                "pending": stack(s.pending).cpu() if s.pending else None, "weights": list(s.weights),
+                "options": [s.prog_bar, s.logger, s.on_step, s.on_epoch, s.fx, s.sync], "weight": s.weight,
+                "total": None if s.total is None else total, "pending": read(s.pending), "weights": s.weights,
             }
-            for name, s in self.slots.items()
+            for (name, s), total in zip(self.slots.items(), totals, strict=True)
         }  # fmt: skip
+        return {"ranks": [json.loads(text) for text in self.group.exchange(f"state/{self.stage}", json.dumps(mine))]}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        for name, v in state.items():
-            slot = Slot(name, v["prog_bar"], v["logger"], v["on_step"], v["on_epoch"], v["fx"], v["sync"])
-            slot.total, slot.weight, slot.weights = v["total"], v["weight"], list(v["weights"])
-            slot.pending = list(v["pending"].unbind()) if v["pending"] is not None else []
-            self.slots[name] = slot
+        """Take back this rank's share; at another world size the shares are dealt out and joined."""
+        world = self.group.world
+        for share in state.get("ranks", [])[world.rank :: world.world_size]:
+            for name, v in share.items():
+                slot = Slot(name, *v["options"])
+                slot.total = None if v["total"] is None else torch.tensor(v["total"], dtype=torch.float64)
+                slot.weight, slot.pending, slot.weights = v["weight"], list(v["pending"]), list(v["weights"])
+                if name in self.slots:
+                    self.slots[name].join(slot)
+                else:
+                    self.slots[name] = slot
 
     def shown(self) -> dict[str, float]:
         """The newest value of each metric that goes on the progress bar."""

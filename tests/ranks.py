@@ -75,16 +75,18 @@ _pool: Pool | None = None
 
 
 def outcomes(function: Callable[..., Any], *args: Any) -> list[Any]:
-    """Run on two ranks; values and exceptions by rank."""
+    """Run on two ranks; values and exceptions by rank. A rank that raised ends, and the next call starts new ones."""
     global _pool
     if _pool is None:
         _pool = Pool(2)
         atexit.register(_end)
+    found: list[Any] = [EOFError()]
     try:
-        return _pool.run(function, *args)
-    except BaseException:
-        _end()
-        raise
+        found = _pool.run(function, *args)
+    finally:
+        if any(isinstance(outcome, BaseException) for outcome in found):
+            _end()
+    return found
 
 
 def on_two_ranks(function: Callable[..., Any], *args: Any) -> list[Any]:
@@ -123,6 +125,8 @@ def serve(connection: Connection) -> None:
             error.add_note("".join(traceback.format_exception(error)))
             outcome = error
         connection.send_bytes(cloudpickle.dumps(outcome))
+        if isinstance(outcome, BaseException):
+            return  # as a script does; the others learn of it when its connections close
 
 
 if __name__ == "__main__":

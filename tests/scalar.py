@@ -1,4 +1,4 @@
-"""The smallest model: one parameter w, which starts at 0, loss = w * x, SGD with learning rate 1. All is exact arithmetic."""
+"""The smallest model: one parameter w, which starts at 0, loss = w * x, SGD with learning rate 1: exact arithmetic."""
 
 from __future__ import annotations
 

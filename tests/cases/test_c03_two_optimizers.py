@@ -23,9 +23,7 @@ class Pair(trivet.Module):
     def training_step(self, batch, batch_idx):
         self.batches.append(batch_idx)
         generator, discriminator = self.optimizers()
-        for number, (optimizer, part) in enumerate(
-            ((discriminator, self.discriminator), (generator, self.generator))
-        ):
+        for number, (optimizer, part) in enumerate(((discriminator, self.discriminator), (generator, self.generator))):
             if number == 1 and batch_idx % self.every:
                 continue
             self.toggle_optimizer(optimizer)

@@ -1,0 +1,113 @@
+"""C08: a precision that was asked for is what runs, however it and the accelerator were spelled."""
+
+import pytest
+import scalar
+import torch
+import trivet
+from ranks import run
+from torch import nn
+from trivet.accelerators.cpu import CPU
+from trivet.errors import PlanMismatch
+from trivet.precision.mixed import BF16Mixed, FP16Mixed
+
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+class Recorder(trivet.Module):
+    """Notes the dtype of a linear layer's output in training and in validation."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+        self.seen = {}
+
+    def training_step(self, batch, batch_idx):
+        output = self.layer(batch)
+        self.seen["train"] = output.dtype
+        return output.float().pow(2).mean()
+
+    def validation_step(self, batch, batch_idx):
+        self.seen["val"] = self.layer(batch).dtype
+
+    def configure_optimizers(self):
+        return torch.optim.AdamW(self.parameters())
+
+
+def data():
+    return torch.utils.data.DataLoader(torch.randn(8, 4), 2)
+
+
+def train(accelerator, precision):
+    module = Recorder()
+    trainer = scalar.trainer(accelerator=accelerator, precision=precision, max_epochs=1)
+    states = []
+    module.on_train_end = lambda: states.extend(
+        value.dtype for state in trainer.optimizers[0].state.values() for value in state.values() if value.ndim
+    )
+    trainer.fit(module, data(), data())
+    plan = trainer.plan(module)
+    return {
+        **module.seen,
+        "stored": {p.dtype for p in module.parameters()} | {p.grad.dtype for p in module.parameters()} | set(states),
+        "plan": (plan.precision, plan.param_dtype, plan.compute_dtype),
+        "printed": str(plan),
+    }
+
+
+SPELLINGS = {
+    "names": ("cpu", "bf16"),
+    "full name": ("cpu", "bf16-mixed"),
+    "objects": (CPU(), BF16Mixed()),
+    "accelerator object": (CPU(), "bf16"),
+    "mappings": ({"name": "cpu"}, {"name": "bf16"}),
+    "class path": ({"class_path": "trivet.accelerators.cpu.CPU"}, {"class_path": "trivet.precision.mixed.BF16Mixed"}),
+    "qualified": ("trivet:cpu", "trivet:bf16-mixed"),
+    "auto": ("auto", "bf16"),
+    "fp16 by name": ("cpu", "16-mixed"),
+    "fp16 object": (CPU(), FP16Mixed()),
+}
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_every_spelling_computes_in_sixteen_bits(world_size):
+    for rank in run(world_size, lambda: {name: train(*spelling) for name, spelling in SPELLINGS.items()}):
+        for name, seen in rank.items():
+            kind = "fp16" if "fp16" in name else "bf16"
+            assert seen["train"] == seen["val"] == DTYPES[kind], name
+            assert seen["stored"] == {torch.float32}, name
+            assert seen["plan"][1:] == ("float32", str(DTYPES[kind]).removeprefix("torch.")), name
+            assert f"{kind}-mixed" in seen["printed"], name
+
+
+class Forgetful(BF16Mixed):
+    """Says bfloat16 and computes in float32."""
+
+    def forward_context(self, device_type):
+        return torch.autocast(device_type, enabled=False)
+
+
+def test_a_plan_that_is_not_kept_is_an_error():
+    with pytest.raises(PlanMismatch, match=r"matrix products gave \['float32'\], planned bfloat16"):
+        train("cpu", Forgetful())
+
+
+def test_a_plan_that_is_not_kept_in_storage_is_an_error():
+    class Wide(Recorder):
+        def configure_model(self):
+            self.layer = nn.Linear(4, 4, dtype=torch.float64)
+
+        def training_step(self, batch, batch_idx):
+            self.layer.double()
+            return super().training_step(batch.double(), batch_idx)
+
+    with pytest.raises(PlanMismatch, match=r"parameter 'layer.weight' is stored as float64, planned float32"):
+        scalar.trainer(max_epochs=1).fit(Wide(), data())
+
+
+def test_the_runtime_computes_in_it_too():
+    def loop(runtime):
+        model = nn.Linear(4, 4)
+        model, _ = runtime.setup(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        return model(torch.randn(2, 4)).dtype
+
+    assert trivet.Runtime(accelerator="cpu", precision="bf16").launch(loop) == torch.bfloat16

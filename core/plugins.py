@@ -12,7 +12,7 @@ import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 import torch
@@ -281,7 +281,8 @@ class Strategy(Plugin):
 
         Called once, on all ranks, after the precision's conversion and before the optimizers are made.
         """
-        self.context = context
+        self.context = replace(context, late=True)
+        self.trainable = {param for param in root.parameters() if param.requires_grad}
         gradients.broadcast_(root, context.world)
         return root
 
@@ -376,9 +377,27 @@ class Strategy(Plugin):
     def refresh(self, root: nn.Module) -> nn.Module:
         """Notice parameters that were frozen, unfrozen or added since the last update; return the module to call.
 
-        Called at every update boundary on all ranks. Must not communicate unless something changed.
+        Called at every update boundary on all ranks. Must not communicate unless something changed (see `changed`).
         """
+        self.changed(root)
         return root
+
+    trainable: set[nn.Parameter] | None = None
+
+    def changed(self, root: nn.Module) -> bool:
+        """Whether parameters were frozen, unfrozen or added since the last call, alike on all ranks.
+
+        A `shard` that builds on which parameters require gradients sets ``trainable`` to them. Only where something
+        changed here are the other ranks asked, through the store. Raises, naming the parameters, if they differ.
+        """
+        step = self.unwrap(root)
+        before, self.trainable = self.trainable, {p for p in step.parameters() if p.requires_grad}
+        if before is None or before == self.trainable:
+            return False
+        odd = before ^ self.trainable
+        names = [name.removeprefix("module.") for name, param in step.named_parameters() if param in odd]
+        self.context.same_on_all_ranks("parameters were frozen, unfrozen or added", names)
+        return True
 
     def wrap_optimizer(self, root: nn.Module, optimizer: Optimizer) -> None:
         """Adapt an optimizer in place, keeping its identity and its ``param_groups`` list. Raises if it has state."""

@@ -20,7 +20,7 @@ from .data.evaluation import EvalData
 from .data.sharding import derive_accumulation
 from .data.train import TrainData
 from .engine import build, with_hooks
-from .errors import ConfigurationError, RankFailed, TrivetError
+from .errors import ConfigurationError, LaunchError, RankFailed, TrivetError
 from .hooks import Hooks, call, check_names, overrides
 from .launch import local
 from .launch.group import Group
@@ -244,11 +244,22 @@ def validation_interval(run: Run, interval: int | float) -> Limits:
     return replace(run.limits, val_every_batches=interval)
 
 
+SAME_S = 30.0
+"""How long a rank waits for the others to notice the same change; those that did not change come to no such check."""
+
+
 def same_on_all_ranks(group: Group) -> Callable[[str, Any], None]:
     """A check through the store that all ranks have the same names; see `Context`."""
 
     def check(what: str, names: Any) -> None:
-        everyone = [set(text.split("\n")) for text in group.exchange(f"same/{what}", "\n".join(names), timeout_s=30.0)]
+        remedy = "Do it on every rank at the same update."
+        try:
+            texts = group.exchange(f"same/{what}", "\n".join(names), timeout_s=SAME_S)
+        except LaunchError as error:
+            raise TrivetError(
+                f"{what} on rank {group.world.rank}: {list(names)}, but not on all ranks. {remedy}"
+            ) from error
+        everyone = [set(text.split("\n")) for text in texts]
         for rank, theirs in enumerate(everyone):
             odd = sorted(theirs ^ everyone[0])
             if odd:

@@ -73,8 +73,8 @@ class DDP(Strategy):
         if context.deterministic and context.world.world_size > 2:
             context = replace(context, late=True)  # one flat average: torch's buckets change layout after an update
         self.context = context
-        self._trainable = [p.requires_grad for p in root.parameters()]
-        if context.world.world_size == 1 or not any(self._trainable):
+        self.trainable = {param for param in root.parameters() if param.requires_grad}
+        if context.world.world_size == 1 or not self.trainable:
             return root  # torch wants a process group to wrap a module, and something to reduce in it
         cuda = context.device.type == "cuda"
         options: dict[str, Any] = {BUFFERS: self.broadcast_buffers}
@@ -103,11 +103,9 @@ class DDP(Strategy):
         Wrapping is a collective. That all ranks changed the same parameters is checked through the store first, so
         that a change on one rank is an error and not a hang.
         """
-        step = self.unwrap(root)
-        trainable = [p.requires_grad for p in step.parameters()]
-        if trainable == self._trainable:
+        if not self.changed(root):
             return root
-        self.context.same_on_all_ranks("which parameters require gradients", _named(step))
+        step = self.unwrap(root)
         if isinstance(root, DistributedDataParallel):
             for param in step.parameters():
                 if param.grad is not None:

@@ -1,0 +1,218 @@
+"""The reference: training written by hand in plain PyTorch, in one process, on whole global batches.
+
+It imports nothing of Trivet (a test sees to it), so that a mistake of Trivet's cannot be in both.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+LR = 0.8
+SHRINK = 1 / 16  # of the loss: the first loss scale of float16 (65536) does not overflow by itself
+FIRST = ("fc1.weight", "fc1.bias", "fc2.weight", "fc2.bias")  # the first optimizer's, under manual optimization
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What is trained and how. Everything that both sides need to know."""
+
+    samples: int = 22
+    batch_size: int = 4
+    epochs: int = 2
+    accumulate: int = 1
+    optimizer: str = "sgd"
+    clip: float | None = None
+    algorithm: str = "norm"
+    manual: bool = False
+    independent: bool = False  # the second loss does not see the first step
+    tokens: bool = False  # samples of different lengths, weighted by their tokens
+    frozen: tuple[str, ...] = ()
+    unfreeze_at: int | None = None  # epoch
+    overflow_at: int | None = None  # attempted update
+    dropout: float = 0.0
+    shuffle: bool = False
+
+
+@dataclass(frozen=True)
+class Dtypes:
+    """Storage, compute, and (initial, growth, backoff, interval) of a dynamic loss scale or None."""
+
+    param: torch.dtype = torch.float32
+    compute: torch.dtype = torch.float32
+    scaling: tuple[float, float, float, int] | None = None
+
+    @property
+    def mixed(self) -> bool:
+        return self.param != self.compute
+
+
+@dataclass
+class Record:
+    """What happened."""
+
+    losses: list[float] = field(default_factory=list)  # by attempted update
+    first_gradients: dict[str, Tensor] = field(default_factory=dict)  # reduced and unscaled, not clipped
+    weights: dict[str, Tensor] = field(default_factory=dict)
+    norms: list[float] = field(default_factory=list)  # by applied update
+    rates: list[float] = field(default_factory=list)  # learning rate after each attempted update
+    updates: int = 0
+    skipped: int = 0
+    scale: float | None = None
+
+
+def add_layers(module: nn.Module, dropout: float = 0.0) -> None:
+    """Uneven shapes, and a parameter that the module owns itself."""
+    with torch.random.fork_rng():
+        torch.manual_seed(7)
+        module.fc1 = nn.Linear(3, 5)
+        module.fc2 = nn.Linear(5, 7)
+        module.fc3 = nn.Linear(7, 2)
+        module.offset = nn.Parameter(torch.randn(2))
+    module.drop = nn.Dropout(dropout)
+
+
+def forward(module: Any, x: Tensor) -> Tensor:
+    hidden = torch.tanh(module.fc1(x))
+    hidden = module.drop(torch.tanh(module.fc2(hidden)))
+    return module.fc3(hidden) + module.offset
+
+
+def loss_of(module: Any, batch: tuple[Tensor, ...]) -> Tensor:
+    """The mean over samples, or over tokens where the batch has lengths."""
+    x, y, *lengths = batch
+    error = (forward(module, x) - y) ** 2
+    if not lengths:
+        return SHRINK * error.mean()
+    mask = torch.arange(x.shape[1]) < lengths[0][:, None]
+    return SHRINK * (error.mean(-1) * mask).sum() / mask.sum()
+
+
+def second_loss_of(module: Any, batch: tuple[Tensor, ...]) -> Tensor:
+    return loss_of(module, batch) + 0.1 * SHRINK * (forward(module, batch[0]) ** 2).mean()
+
+
+def separate_loss_of(module: Any, batch: tuple[Tensor, ...]) -> Tensor:
+    """Depends on the second optimizer's parameters only."""
+    return SHRINK * ((module.fc3.weight.mean() + module.offset - batch[1]) ** 2).mean()
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        add_layers(self)
+
+
+def data(recipe: Recipe) -> tuple[Tensor, ...]:
+    """Tensors whose first dimension counts samples; floats are float32."""
+    generator = torch.Generator().manual_seed(11)
+    n = recipe.samples
+    if not recipe.tokens:
+        return torch.randn(n, 3, generator=generator), torch.randn(n, 2, generator=generator)
+    lengths = torch.randint(1, 7, (n,), generator=generator)
+    return torch.randn(n, 6, 3, generator=generator), torch.randn(n, 6, 2, generator=generator), lengths
+
+
+def global_batches(recipe: Recipe, batches_per_update: int) -> Iterator[tuple[Tensor, ...]]:
+    """The updates of one epoch, in order: so many of the user's batches each, the last may be short."""
+    tensors, size = data(recipe), recipe.batch_size * batches_per_update
+    for start in range(0, recipe.samples, size):
+        yield tuple(tensor[start : start + size] for tensor in tensors)
+
+
+def optimizer_over(parameters: Any, kind: str) -> torch.optim.Optimizer:
+    if kind == "adamw":
+        return torch.optim.AdamW(parameters, lr=0.01, eps=1e-3)  # which float16 holds
+    return torch.optim.SGD(parameters, lr=LR, momentum=0.9)
+
+
+def schedule_of(optimizer: torch.optim.Optimizer) -> Any:
+    return torch.optim.lr_scheduler.StepLR(optimizer, step_size=2, gamma=0.7)
+
+
+class Scale:
+    """Dynamic loss scaling as in Micikevicius et al. 2018."""
+
+    def __init__(self, dtypes: Dtypes) -> None:
+        self.on = dtypes.scaling is not None
+        self.value, self.growth, self.backoff, self.interval = dtypes.scaling or (1.0, 1.0, 1.0, 1)
+        self.good, self.overflowed = 0, False
+
+    def unscale(self, parameters: list[Tensor]) -> bool:
+        grads = [p.grad for p in parameters if p.grad is not None]
+        if self.on and not all(torch.isfinite(g).all() for g in grads):
+            self.overflowed = True
+            return False
+        for grad in grads:
+            grad.div_(self.value)
+        return True
+
+    def update(self) -> None:
+        self.good = 0 if self.overflowed else self.good + 1
+        if self.overflowed:
+            self.value *= self.backoff
+        elif self.good == self.interval:
+            self.value, self.good = self.value * self.growth, 0
+        self.overflowed = False
+
+
+def train(recipe: Recipe, batches_per_update: int, dtypes: Dtypes = Dtypes()) -> Record:
+    """Train on whole global batches."""
+    net, record, scale = Net().to(dtypes.param), Record(), Scale(dtypes)
+    names = dict(net.named_parameters())
+    groups = [list(net.parameters())]
+    if recipe.manual:
+        groups = [[p for n, p in names.items() if (n in FIRST) is first] for first in (True, False)]
+    optimizers = [optimizer_over(group, recipe.optimizer) for group in groups]
+    schedule = None if recipe.manual else schedule_of(optimizers[0])
+    for name in recipe.frozen:
+        names[name].requires_grad_(False)
+
+    def backward_and_step(loss: Tensor, group: list[Tensor], optimizer: torch.optim.Optimizer) -> bool:
+        optimizer.zero_grad()
+        (loss * scale.value).backward()
+        if not scale.unscale(group):
+            return False
+        if not record.first_gradients:
+            record.first_gradients = {
+                n: p.grad.clone() for n, p in names.items() if p.grad is not None and any(p is q for q in group)
+            }
+        if recipe.clip is not None and recipe.algorithm == "norm":
+            record.norms.append(float(nn.utils.clip_grad_norm_(group, recipe.clip)))
+        elif recipe.clip is not None:
+            nn.utils.clip_grad_value_(group, recipe.clip)
+        optimizer.step()
+        return True
+
+    for epoch in range(recipe.epochs):
+        if epoch == recipe.unfreeze_at:
+            for name in recipe.frozen:
+                names[name].requires_grad_(True)
+        for batch in global_batches(recipe, batches_per_update):
+            if not dtypes.mixed:
+                batch = tuple(t.to(dtypes.param) if t.is_floating_point() else t for t in batch)
+            context = torch.autocast("cpu", dtypes.compute) if dtypes.mixed else contextlib.nullcontext()
+            with context:
+                loss = loss_of(net, batch)
+            if len(record.losses) == recipe.overflow_at:
+                loss = loss * float("inf")
+            record.losses.append(float(loss.detach()))
+            applied = backward_and_step(loss, groups[0], optimizers[0])
+            if recipe.manual:
+                with context:
+                    second = separate_loss_of(net, batch) if recipe.independent else second_loss_of(net, batch)
+                applied |= backward_and_step(second, groups[1], optimizers[1])
+            scale.update()
+            record.updates += applied
+            record.skipped += not applied
+            if applied and schedule is not None:
+                schedule.step()
+            record.rates.append(optimizers[0].param_groups[0]["lr"])
+    record.weights = {name: p.detach() for name, p in names.items()}
+    record.scale = scale.value if scale.on else None
+    return record

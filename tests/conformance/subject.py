@@ -1,0 +1,172 @@
+"""The same training through Trivet: the module, and the tasks that a pool's workers run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import trivet
+from torch import Tensor
+from torch.utils.data import DataLoader, TensorDataset
+from trivet import registry
+from trivet.callbacks.checkpoint import Checkpoint
+
+from . import reference
+from .reference import Dtypes, Recipe, Record
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A combination of plugins (names, or objects) and a world size."""
+
+    strategy: Any
+    precision: Any
+    world_size: int
+    accelerator: Any = "cpu"
+
+    @property
+    def dtypes(self) -> Dtypes:
+        """What the precision says of itself, as plain data."""
+        plugin = registry.make("precision", self.precision).plugin
+        wants, policy = plugin.scaling, plugin.policy
+        scaling = wants and (wants.initial, wants.growth, wants.backoff, wants.interval)
+        return Dtypes(policy.param, policy.compute, scaling)
+
+    def trainer(self, recipe: Recipe, **options: Any) -> trivet.Trainer:
+        """A Trainer without anything that the recipe does not ask for."""
+        defaults: dict[str, Any] = {
+            "max_epochs": recipe.epochs,
+            "accumulate_grad_batches": recipe.accumulate,
+            "gradient_clip_val": recipe.clip,
+            "gradient_clip_algorithm": recipe.algorithm,
+            "logger": False,
+            "enable_progress_bar": False,
+            "enable_checkpointing": False,
+            "devices": self.world_size,
+        }
+        return trivet.Trainer(
+            strategy=self.strategy, accelerator=self.accelerator, precision=self.precision, **{**defaults, **options}
+        )
+
+    def __str__(self) -> str:
+        names = [part if isinstance(part, str) else type(part).__name__ for part in (self.strategy, self.precision)]
+        return f"{names[0]}-{names[1]}-W{self.world_size}"
+
+
+@dataclass
+class Seen(Record):
+    """What one rank saw; ``steps``: (epoch, micro-batch, loss, weight)."""
+
+    steps: list[tuple[int, int, float, float]] = field(default_factory=list)
+    progress: dict[str, Any] = field(default_factory=dict)
+    optimizers: list[Any] = field(default_factory=list)
+
+
+class Subject(trivet.Module):
+    """Trains what the reference trains and records what it sees."""
+
+    def __init__(self, recipe: Recipe, odd_rank: int | None = None) -> None:
+        super().__init__()
+        reference.add_layers(self, recipe.dropout)
+        self.recipe, self.odd_rank, self.seen = recipe, odd_rank, Seen()
+        self.automatic_optimization = not recipe.manual
+        for name in recipe.frozen:
+            self.get_parameter(name).requires_grad_(False)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        loss = reference.loss_of(self, batch)
+        self.log("loss", loss, on_epoch=True)
+        tried = self.trainer.progress.update + self.trainer.progress.skipped
+        if tried == self.recipe.overflow_at and self.global_rank == self.trainer.world_size - 1:
+            loss = loss * float("inf")
+        if not self.automatic_optimization:
+            first, second = self.optimizers()
+            first.zero_grad()
+            self.manual_backward(loss)
+            first.step()
+            again = reference.separate_loss_of if self.recipe.independent else reference.second_loss_of
+            later = again(self, batch)
+            second.zero_grad()
+            self.manual_backward(later)
+            second.step()
+        return loss
+
+    def configure_optimizers(self) -> Any:
+        if self.automatic_optimization:
+            optimizer = reference.optimizer_over(self.parameters(), self.recipe.optimizer)
+            return [optimizer], [{"scheduler": reference.schedule_of(optimizer), "interval": "update"}]
+        named = list(self.named_parameters())
+        groups = [[p for n, p in named if (n in reference.FIRST) is first] for first in (True, False)]
+        return [reference.optimizer_over(group, self.recipe.optimizer) for group in groups]
+
+    def on_train_epoch_start(self) -> None:
+        if self.current_epoch == self.recipe.unfreeze_at and self.odd_rank in (None, self.global_rank):
+            for name in self.recipe.frozen:
+                self.get_parameter(name).requires_grad_(True)
+
+    def on_train_batch_end(self, outputs: Tensor, batch: Any, batch_idx: int) -> None:
+        weight = float(batch[-1].sum()) if self.recipe.tokens else float(len(batch[0]))
+        self.seen.steps.append((self.current_epoch, batch_idx, float(outputs.detach()), weight))
+
+    def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
+        if not self.seen.first_gradients:
+            held = {id(param) for group in optimizer.param_groups for param in group["params"]}
+            grads = {n: p.grad for n, p in self.named_parameters() if p.grad is not None and id(p) in held}
+            self.seen.first_gradients = {name: whole(grad).clone() for name, grad in grads.items()}
+
+    def on_update_end(self) -> None:
+        self.seen.rates.append(self.trainer.optimizers[0].param_groups[0]["lr"])
+        norm = self.trainer.callback_metrics.get("grad_norm")
+        if norm is not None and len(self.seen.norms) < self.trainer.progress.update:
+            self.seen.norms.append(norm)
+
+    def on_train_end(self) -> None:
+        seen, progress = self.seen, self.trainer.progress
+        seen.weights = {n: whole(t).clone() for n, t in self.trainer.strategy.state_dict(self).items()}
+        seen.updates, seen.skipped, seen.progress = progress.update, progress.skipped, progress.to_dict()
+        scaler = self._attached().engine.scaler
+        seen.scale = None if scaler is None else float(scaler.scale)
+        seen.optimizers = [optimizer.state_dict() for optimizer in self.trainer.optimizers]
+
+
+class Tokens(Subject):
+    """Weighted by tokens."""
+
+    def batch_weight(self, batch: Any) -> float:
+        return float(batch[-1].sum())
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """A sharded tensor put together; all ranks call it."""
+    full = getattr(tensor, "full_tensor", None)
+    return (full() if full is not None else tensor).detach()
+
+
+def loader(recipe: Recipe) -> DataLoader[Any]:
+    return DataLoader(TensorDataset(*reference.data(recipe)), recipe.batch_size, shuffle=recipe.shuffle)
+
+
+def train(cell: Cell, recipe: Recipe, odd_rank: int | None = None) -> Seen:
+    """Task: one fit."""
+    torch.manual_seed(5)
+    module = (Tokens if recipe.tokens else Subject)(recipe, odd_rank)
+    cell.trainer(recipe).fit(module, loader(recipe))
+    return module.seen
+
+
+def resume(cell: Cell, recipe: Recipe, directory: Path, interrupt: dict[str, Any], deterministic: bool) -> list[Seen]:
+    """Task: a whole fit; then one that ``interrupt`` (limits) ends, and one that goes on from its checkpoint."""
+    whole_run = Subject(recipe)
+    options: dict[str, Any] = {"deterministic": deterministic}
+    torch.manual_seed(5)
+    cell.trainer(recipe, **options).fit(whole_run, loader(recipe))
+    torch.manual_seed(5)
+    saver = Checkpoint(directory)
+    first = cell.trainer(recipe, enable_checkpointing=True, callbacks=[saver], **options, **interrupt)
+    first.fit(Subject(recipe), loader(recipe))
+    torch.manual_seed(99)  # a new process starts with another seed; the checkpoint's rules
+    rest = Subject(recipe)
+    cell.trainer(recipe, **options).fit(rest, loader(recipe), ckpt_path=saver.last_model_path)
+    return [whole_run.seen, rest.seen]

@@ -1,0 +1,98 @@
+"""The matrix: every cell trains like the reference, or is refused with the message that is on record."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+from . import cells, reference, subject
+from .checks import CHECKS
+from .pool import Pool, Pools, TaskFailed
+
+EVERYTHING = cells.items(cells.admitted(cells.all_cells()))
+REFUSED = [cell for cell in cells.all_cells() if cells.expected().get(str(cell), "ok") != "ok"]
+
+
+@pytest.mark.parametrize(
+    "conformance_item",
+    EVERYTHING if cells.FULL else cells.cover(EVERYTHING),
+    ids=lambda item: f"{item[0]}-{item[1]}",
+)
+def test_trains_like_the_reference(conformance_item: cells.Item, pools: Pools) -> None:
+    cell, check = conformance_item
+    CHECKS[check].run(cell, pools)
+
+
+def test_every_cell_has_the_outcome_on_record() -> None:
+    assert cells.outcomes() == cells.expected(), "regenerate with `python -m conformance.cells --write`, and look at it"
+
+
+@pytest.mark.parametrize("world_size", sorted({cell.world_size for cell in REFUSED}))
+def test_refused_cells_are_refused_on_all_ranks_before_anything_starts(world_size: int, pools: Pools) -> None:
+    for cell in (cell for cell in REFUSED if cell.world_size == world_size):
+        assert set(pools[world_size].run(refusal, cell)) == {cells.expected()[str(cell)]}
+
+
+def refusal(cell: subject.Cell) -> str:
+    """Task: what making the Trainer says."""
+    from trivet.errors import PlanError
+
+    try:
+        cell.trainer(reference.Recipe())
+    except PlanError as error:
+        return "refused: " + cells.refusal(error)
+    return "ok"
+
+
+def test_the_cover_holds_every_pair_of_values() -> None:
+    def pairs(chosen: list[cells.Item]) -> set[object]:
+        values = [(c.strategy, c.precision, c.world_size, check) for c, check in chosen]
+        return {(i, v[i], j, v[j]) for v in values for i in range(4) for j in range(i)}
+
+    chosen = cells.cover(EVERYTHING)
+    assert pairs(chosen) == pairs(EVERYTHING)
+    assert len(chosen) < len(EVERYTHING) / 2
+
+
+def test_the_reference_imports_nothing_of_trivet() -> None:
+    tree = ast.parse(Path(reference.__file__).read_text())
+    names = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
+    names |= {"." * n.level + (n.module or "") for n in ast.walk(tree) if isinstance(n, ast.ImportFrom)}
+    assert names == {"__future__", "collections.abc", "contextlib", "dataclasses", "torch", "typing"}
+
+
+# ------------------------------------------------------------------------------------------------------------- the pool
+
+
+def stuck_on_rank(rank: int) -> int:
+    import os
+    import time
+
+    if int(os.environ["RANK"]) == rank:
+        time.sleep(600)
+    return int(os.environ["RANK"])
+
+
+def raising_on_rank(rank: int) -> int:
+    import os
+
+    if int(os.environ["RANK"]) == rank:
+        raise ValueError(f"from rank {rank}")
+    return os.getpid()
+
+
+def test_a_stuck_task_fails_with_stacks_and_the_pool_starts_anew() -> None:
+    pool = Pool(2)
+    try:
+        with pytest.raises(TaskFailed, match=r"(?s)rank 1: TimeoutError.*stuck_on_rank"):
+            pool.run(stuck_on_rank, 1, timeout_s=8.0)
+        assert pool.run(stuck_on_rank, 5) == [0, 1]
+        with pytest.raises(TaskFailed, match="ValueError: from rank 0") as caught:
+            pool.run(raising_on_rank, 0)
+        assert list(caught.value.failures) == [0]
+        assert pool.run(raising_on_rank, 9) == pool.run(raising_on_rank, 9), "processes are kept"
+        assert pool.starts == 2
+    finally:
+        pool.close()

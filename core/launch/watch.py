@@ -16,6 +16,7 @@ GRACE_S = 5.0
 """How long a rank may go on after another has failed: time for hooks, not for waiting on a dead peer."""
 
 _PERIOD_S = 0.5
+_STOP_S = 3.0
 
 
 class Watch:
@@ -37,13 +38,16 @@ class Watch:
         self.parent, self.directory = parent, directory
         self.handled = False  # whether the main thread knows already, so that nothing may be raised into it any more
         self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="trivet-watch", daemon=True)
 
     def start(self) -> Watch:
-        threading.Thread(target=self._run, name="trivet-watch", daemon=True).start()
+        self._thread.start()
         return self
 
     def stop(self) -> None:
+        """Wait until it no longer looks: a thread inside the store's C++ code while Python ends aborts the process."""
         self._stopped.set()
+        self._thread.join(_STOP_S)
 
     def raise_once(self, failure: RankFailed) -> None:
         """Raise in the main thread, from a signal handler, unless it is dealing with a failure already."""

@@ -29,9 +29,12 @@ class StepModule(nn.Module):
     Strategies wrap or shard this module, so that the step runs inside their own forward.
     """
 
+    _user: nn.Module
+
     def __init__(self, module: nn.Module, precision: Precision, device_type: str) -> None:
         super().__init__()
         self.module = module
+        object.__setattr__(self, "_user", module)  # not looked up among the submodules at every step
         self.context: AbstractContextManager[Any] | None = precision.forward_context(device_type)
         casts = type(precision).cast_batch is not Precision.cast_batch
         self.cast: Callable[[Any], Any] | None = precision.cast_batch if casts else None
@@ -41,9 +44,9 @@ class StepModule(nn.Module):
         if self.cast is not None:
             args = tuple(map(self.cast, args))
         if self.context is None:
-            return getattr(self.module, step)(*args, **kwargs)
+            return getattr(self._user, step)(*args, **kwargs)
         with self.context:
-            return getattr(self.module, step)(*args, **kwargs)
+            return getattr(self._user, step)(*args, **kwargs)
 
 
 @dataclass

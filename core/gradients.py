@@ -1,15 +1,22 @@
-"""What is done to gradients between backward and the optimizer: average, measure, clip. In place, on plain tensors."""
+"""What is done to gradients between backward and the optimizer: average, measure, clip. In place.
+
+Gradients may be plain tensors, `DTensor`s, or both in one list. What is elementwise is done to the parts that this rank
+holds; a norm is put together over the ranks that share a tensor. torch's own functions refuse a list that holds both
+kinds ("got mixed torch.Tensor and DTensor").
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils import clip_grad_value_, clip_grads_with_norm_, get_total_norm
+from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from torch.optim import Optimizer
 
 from .launch.world import World
+from .layout import Sharded, sharded
 
 
 def parameters(optimizers: Iterable[Optimizer]) -> list[nn.Parameter]:
@@ -26,69 +33,70 @@ def of(optimizers: Iterable[Optimizer]) -> list[Tensor]:
     return [p.grad for p in parameters(optimizers) if p.grad is not None]
 
 
+def local(grads: Sequence[Tensor]) -> list[Tensor]:
+    """The parts that this rank holds, sharing memory with the gradients; empty parts are left out."""
+    parts = [sharded(g).to_local() if sharded(g) else g for g in grads]
+    return [part for part in parts if part.numel()]
+
+
 def largest(grads: Sequence[Tensor]) -> Tensor:
-    """The largest absolute value of all elements, 0-dim; NaN and infinity come through, nothing can overflow."""
-    return get_total_norm(grads, norm_type=float("inf")) if grads else torch.zeros(())
+    """The largest absolute value of the elements on this rank; NaN and infinity come through, nothing can overflow."""
+    parts = local(grads)
+    return get_total_norm(parts, norm_type=float("inf")) if parts else torch.zeros(())
 
 
 def multiply_(grads: Sequence[Tensor], factor: float | Tensor) -> None:
     """Multiply in place."""
-    if grads:
-        torch._foreach_mul_(list(grads), factor)  # an underscore, but what torch's own optimizers are built of
+    if parts := local(grads):
+        torch._foreach_mul_(parts, factor)  # an underscore, but what torch's own optimizers are built of
+
+
+def total_norm(grads: Sequence[Tensor]) -> Tensor:
+    """The global L2 norm, 0-dim. A collective where gradients are sharded: all ranks call it, with the same list."""
+    kinds: dict[Any, list[Tensor]] = {}
+    for grad in grads:
+        kinds.setdefault(_sharing(grad), []).append(grad)
+    if not kinds:
+        return torch.zeros(())
+    if len(kinds) == 1 and None in kinds:
+        return get_total_norm(grads)
+    norms = []
+    for sharing, members in kinds.items():
+        parts = local(members)
+        # float32 at least: the squares of float16 overflow, and a sum over ranks must not round more than one process
+        dtype = torch.promote_types(members[0].dtype, torch.float32)
+        norm = get_total_norm(parts).to(dtype) if parts else _device_zero(members[0], dtype)
+        if sharing is not None:
+            mesh, dims = sharing
+            square = norm**2
+            for dim in dims:
+                torch.distributed.all_reduce(square, group=mesh.get_group(dim))  # the ranks that share these tensors
+            norm = square.sqrt()
+        norms.append(norm)
+    return torch.linalg.vector_norm(torch.stack([norm.to(norms[0].dtype) for norm in norms]))
+
+
+def _sharing(grad: Tensor) -> Any:
+    """With whom a gradient is shared: None for a plain tensor, else the mesh and its dimensions that cut the tensor."""
+    found = sharded(grad)
+    if found is None:
+        return None
+    if any(placement.is_partial() for placement in found.placements):
+        raise TypeError(f"a gradient is not reduced yet: it has the placements {found.placements!r}.")
+    return found.device_mesh, tuple(dim for dim, place in enumerate(found.placements) if place.is_shard())
+
+
+def _device_zero(like: Tensor, dtype: torch.dtype) -> Tensor:
+    return torch.zeros((), dtype=dtype, device=like.device)
 
 
 def clip_(params: Sequence[nn.Parameter], value: float, algorithm: str) -> Tensor | None:
     """Clip in place; by ``"norm"`` return the global L2 norm before clipping, 0-dim (Pascanu et al. 2013)."""
-    if algorithm == "value":
-        clip_grad_value_(params, value)
-        return None
     grads = [p.grad for p in params if p.grad is not None]
-    norm = get_total_norm(grads) if grads else torch.zeros(())
-    clip_grads_with_norm_(params, value, norm)
+    if algorithm == "value":
+        for part in local(grads):
+            part.clamp_(-value, value)
+        return None
+    norm = total_norm(grads)
+    multiply_(grads, torch.clamp(value / (norm + 1e-6), max=1.0))
     return norm
-
-
-def average_(params: Sequence[nn.Parameter], world: World) -> None:
-    """Average over all ranks in one collective per dtype; all ranks take part with the same list of parameters.
-
-    A flag per parameter travels with the gradients: one that has no gradient on any rank stays without, one that has
-    some takes zeros from the ranks where it has none.
-    """
-    if world.world_size == 1 or not params:
-        return
-    by_dtype: dict[torch.dtype, list[nn.Parameter]] = {}
-    for param in params:
-        if param.requires_grad:
-            by_dtype.setdefault(param.dtype, []).append(param)
-    for members in by_dtype.values():
-        _average_one_dtype_(members, world.world_size)
-
-
-def _average_one_dtype_(params: list[nn.Parameter], world_size: int) -> None:
-    has = [p.grad is not None for p in params]
-    pieces = [params[0].new_tensor(has)] + [torch.zeros_like(p) if p.grad is None else p.grad for p in params]
-    flat = torch.cat([piece.detach().reshape(-1) for piece in pieces])
-    torch.distributed.all_reduce(flat)  # all ranks
-    flags, *parts = torch.split(flat, [len(params)] + [p.numel() for p in params])
-    somewhere = has if all(has) else flags.tolist()  # read on the host only where a gradient is missing
-    for param, part, present in zip(params, parts, somewhere, strict=True):
-        if present:
-            average = part.view_as(param) / world_size
-            if param.grad is None:
-                param.grad = average
-            else:
-                param.grad.copy_(average)
-
-
-def maximum_(flag: Tensor, world: World) -> Tensor:
-    """The maximum over all ranks, in place."""
-    if world.world_size > 1:
-        torch.distributed.all_reduce(flag, torch.distributed.ReduceOp.MAX)  # all ranks
-    return flag
-
-
-def broadcast_(root: nn.Module, world: World) -> None:
-    """Give every rank the parameters and buffers of rank 0."""
-    if world.world_size > 1:
-        for tensor in (*root.parameters(), *root.buffers()):
-            torch.distributed.broadcast(tensor.detach(), 0)  # all ranks

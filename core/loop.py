@@ -94,7 +94,10 @@ def train_epoch(run: Run) -> None:
         boundary(run)
         if limits.max_steps is not None and progress.update >= limits.max_steps:
             break
-        if (run.world.world_size == 1 or progress.update % limits.log_every == 0) and finished(run):
+        if run.world.world_size > 1:  # asking is a collective, so not after every update
+            if progress.update % limits.log_every == 0 and finished(run):
+                break
+        elif (run.trainer.should_stop or limits.max_seconds is not None) and finished(run):
             break
     else:
         end_epoch(run)
@@ -133,14 +136,14 @@ def update(run: Run, window: Window) -> None:
     if root is not engine.root:
         engine.root = root
         gc.collect()  # the old wrapper's autograd hooks live until it is collected
-    run.reseed(NOISE, progress.update + progress.skipped)
+    run.reseed(NOISE, progress.update + progress.skipped, run.noise)
     scaler = engine.scaler
     automatic = run.module.automatic_optimization
     if automatic:
         for optimizer in engine.optimizers:
             if hooks.on_before_zero_grad:
                 call(hooks.on_before_zero_grad, optimizer)
-            run.module.optimizer_zero_grad(optimizer)
+            run.zero_grad(optimizer)
 
     scale = None if scaler is None else scaler.scale
     engine.strategy.forward_backward(root, micro_batches(run, window.batches), scale)
@@ -202,8 +205,8 @@ def boundary(run: Run) -> None:
     trainer.at_boundary = True
     if progress.update % run.limits.log_every == 0:
         log_row(run, run.train_metrics.step_row())
-    due = run.val_data and validation_due(run)
-    trainer.validation_due = bool(due) or (run.ends_epoch and _validates_at_end(run))
+    due = bool(run.val_data) and validation_due(run)
+    trainer.validation_due = due or (run.ends_epoch and _validates_at_end(run))
     if hooks.on_update_end:
         call(hooks.on_update_end)
     if due:

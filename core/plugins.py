@@ -135,6 +135,9 @@ class StepResult:
     norm: Tensor | None = None
 
 
+APPLIED = StepResult()  # the usual one, made once
+
+
 # -------------------------------------------------------------------------------------------------------------- plugin
 
 
@@ -167,10 +170,7 @@ class Precision(Plugin):
     def policy(self) -> Policy:
         """The dtypes. Read before launch, printed in the Plan, compared with what happened in the first update."""
 
-    @property
-    def scaling(self) -> Scaling | None:
-        """Loss scaling that the core shall carry out, or None."""
-        return None
+    scaling: Scaling | None = None  # loss scaling that the core shall carry out; a property or an attribute
 
     def convert(self, module: nn.Module) -> nn.Module:
         """Convert the user's module, in place where possible. Called once per process before the strategy shards.
@@ -304,7 +304,7 @@ class Strategy(Plugin):
         micro.output = output = root("training_step", micro.batch, micro.index)
         if self.context.manual:
             return
-        loss = output.get("loss") if isinstance(output, Mapping) else output
+        loss = output if isinstance(output, Tensor) or output is None else output.get("loss")
         if loss is None:
             micro.output = None  # skipped
             return
@@ -341,7 +341,7 @@ class Strategy(Plugin):
             norm = self.clip_(gradients.parameters(optimizers), clip)
         for optimizer in optimizers:
             optimizer.step()
-        return StepResult(True, norm)
+        return APPLIED if norm is None else StepResult(norm=norm)
 
     def no_sync(self, root: nn.Module) -> AbstractContextManager[Any]:
         """A context in which backward does not communicate."""

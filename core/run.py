@@ -11,10 +11,11 @@ from torch.optim import Optimizer
 
 from . import manual
 from .check import FirstUpdate
-from .hooks import Hooks, call
+from .hooks import Hooks, call, overrides
 from .metrics import Metrics
+from .module import Module
 from .plugins import Accelerator, MicroBatch, StepResult
-from .seeding import derive, seed_all
+from .seeding import derive, seed_all, seed_torch
 from .state import Progress
 
 if TYPE_CHECKING:
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
     from .launch.group import Group
     from .launch.signals import Stop
     from .launch.world import World
-    from .module import Module
     from .trainer import Trainer
 
 # salts: which of a run's random streams a number belongs to
@@ -82,6 +82,10 @@ class Run:
         accelerator = self.engine.accelerator
         self.seed_device = accelerator.seed if _has(accelerator, "seed") else None
         self.step_boundary = accelerator.step_boundary if _has(accelerator, "step_boundary") else None
+        own = overrides(self.module, Module, "optimizer_zero_grad")
+        self.zero_grad: Callable[[Any], None] = self.module.optimizer_zero_grad if own else Optimizer.zero_grad
+        # Data that was read in this process has seeded python's and numpy's generators by its position already
+        self.noise = seed_torch if self.train_data is not None and self.train_data.seeds_here else seed_all
         if self.hooks.on_before_optimizer_step:
             self.before_step = lambda optimizer: call(self.hooks.on_before_optimizer_step, optimizer)
         self._wrapped = [manual.ManualOptimizer(optimizer, self) for optimizer in self.engine.optimizers]
@@ -102,10 +106,10 @@ class Run:
     def untoggle(self) -> None:
         manual.untoggle(self)
 
-    def reseed(self, salt: int, position: int) -> None:
+    def reseed(self, salt: int, position: int, seed: Callable[[int], None] = seed_all) -> None:
         """Start the random streams of a position: nothing that was drawn before matters for what is drawn now."""
         value = derive(self.seed, salt, position, self.world.rank)
-        seed_all(value)
+        seed(value)
         if self.seed_device is not None:
             self.seed_device(value)
 

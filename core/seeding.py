@@ -65,6 +65,11 @@ def seed_all(value: int) -> None:
     torch.default_generator.manual_seed(value)
 
 
+def seed_torch(value: int) -> None:
+    """Seed torch's global generator on the CPU alone."""
+    torch.default_generator.manual_seed(value)
+
+
 @cache
 def _numpy_seed() -> Callable[[int], None] | None:
     try:

@@ -199,12 +199,9 @@ def join(
         same_on_all_ranks=same_on_all_ranks(group),
         configure_optimizers=module.configure_optimizers if train else None,
     )
-    running = Run(
-        trainer=trainer, module=module, engine=engine, plan=plan, hooks=hooks, world=world, group=group, stop=stop,
-        progress=trainer.progress, limits=trainer.limits, seed=seed, accumulate=accumulate, on_skip=trainer.on_skip,
-    )  # fmt: skip
+    train_data = None
     if train:
-        running.train_data = TrainData(
+        train_data = TrainData(
             loader,
             rank=world.rank,
             world_size=world.world_size,
@@ -214,6 +211,11 @@ def join(
             limit=trainer.limit_train_batches,
             weigh=module.batch_weight if overrides(module, Module, "batch_weight") else None,
         )
+    running = Run(
+        trainer=trainer, module=module, engine=engine, plan=plan, hooks=hooks, world=world, group=group, stop=stop,
+        progress=trainer.progress,
+        train_data=train_data, limits=trainer.limits, seed=seed, accumulate=accumulate, on_skip=trainer.on_skip,
+    )  # fmt: skip
     running.val_data = [
         EvalData(one, rank=world.rank, world_size=world.world_size, seed=seed, limit=trainer.limit_val_batches)
         for one in val_loaders(trainer, job)
@@ -263,10 +265,7 @@ def same_on_all_ranks(group: Group) -> Callable[[str, Any], None]:
         for rank, theirs in enumerate(everyone):
             odd = sorted(theirs ^ everyone[0])
             if odd:
-                raise TrivetError(
-                    f"{what} must be the same on all ranks, but rank {rank} differs from rank 0 in {odd}. Do it on "
-                    "every rank at the same update."
-                )
+                raise TrivetError(f"{what}: rank {rank} differs from rank 0 in {odd}. {remedy}")
 
     return check
 

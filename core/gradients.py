@@ -12,11 +12,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils import clip_grads_with_norm_, get_total_norm
+from torch.nn.utils import get_total_norm
 from torch.optim import Optimizer
 
 from .launch.world import World
-from .layout import Sharded, sharded
+from .layout import sharded
 
 
 def parameters(optimizers: Iterable[Optimizer]) -> list[nn.Parameter]:
@@ -35,7 +35,7 @@ def of(optimizers: Iterable[Optimizer]) -> list[Tensor]:
 
 def local(grads: Sequence[Tensor]) -> list[Tensor]:
     """The parts that this rank holds, sharing memory with the gradients; empty parts are left out."""
-    parts = [sharded(g).to_local() if sharded(g) else g for g in grads]
+    parts = [grad if (found := sharded(grad)) is None else found.to_local() for grad in grads]
     return [part for part in parts if part.numel()]
 
 
@@ -58,14 +58,14 @@ def total_norm(grads: Sequence[Tensor]) -> Tensor:
         kinds.setdefault(_sharing(grad), []).append(grad)
     if not kinds:
         return torch.zeros(())
-    if len(kinds) == 1 and None in kinds:
+    if list(kinds) == [None]:
         return get_total_norm(grads)
-    norms = []
+    norms: list[Tensor] = []
     for sharing, members in kinds.items():
         parts = local(members)
         # float32 at least: the squares of float16 overflow, and a sum over ranks must not round more than one process
         dtype = torch.promote_types(members[0].dtype, torch.float32)
-        norm = get_total_norm(parts).to(dtype) if parts else _device_zero(members[0], dtype)
+        norm = get_total_norm(parts).to(dtype) if parts else torch.zeros((), dtype=dtype, device=members[0].device)
         if sharing is not None:
             mesh, dims = sharing
             square = norm**2
@@ -86,10 +86,6 @@ def _sharing(grad: Tensor) -> Any:
     return found.device_mesh, tuple(dim for dim, place in enumerate(found.placements) if place.is_shard())
 
 
-def _device_zero(like: Tensor, dtype: torch.dtype) -> Tensor:
-    return torch.zeros((), dtype=dtype, device=like.device)
-
-
 def clip_(params: Sequence[nn.Parameter], value: float, algorithm: str) -> Tensor | None:
     """Clip in place; by ``"norm"`` return the global L2 norm before clipping, 0-dim (Pascanu et al. 2013)."""
     grads = [p.grad for p in params if p.grad is not None]
@@ -100,3 +96,49 @@ def clip_(params: Sequence[nn.Parameter], value: float, algorithm: str) -> Tenso
     norm = total_norm(grads)
     multiply_(grads, torch.clamp(value / (norm + 1e-6), max=1.0))
     return norm
+
+
+def average_(params: Sequence[nn.Parameter], world: World) -> None:
+    """Average over all ranks in one collective per dtype; all ranks take part with the same list of parameters.
+
+    A flag per parameter travels with the gradients: one that has no gradient on any rank stays without, one that has
+    some takes zeros from the ranks where it has none.
+    """
+    if world.world_size == 1 or not params:
+        return
+    by_dtype: dict[torch.dtype, list[nn.Parameter]] = {}
+    for param in params:
+        if param.requires_grad:
+            by_dtype.setdefault(param.dtype, []).append(param)
+    for members in by_dtype.values():
+        _average_one_dtype_(members, world.world_size)
+
+
+def _average_one_dtype_(params: list[nn.Parameter], world_size: int) -> None:
+    has = [p.grad is not None for p in params]
+    pieces = [params[0].new_tensor(has)] + [torch.zeros_like(p) if p.grad is None else p.grad for p in params]
+    flat = torch.cat([piece.detach().reshape(-1) for piece in pieces])
+    torch.distributed.all_reduce(flat)  # all ranks
+    flags, *parts = torch.split(flat, [len(params)] + [p.numel() for p in params])
+    somewhere = has if all(has) else flags.tolist()  # read on the host only where a gradient is missing
+    for param, part, present in zip(params, parts, somewhere, strict=True):
+        if present:
+            average = part.view_as(param) / world_size
+            if param.grad is None:
+                param.grad = average
+            else:
+                param.grad.copy_(average)
+
+
+def maximum_(flag: Tensor, world: World) -> Tensor:
+    """The maximum over all ranks, in place."""
+    if world.world_size > 1:
+        torch.distributed.all_reduce(flag, torch.distributed.ReduceOp.MAX)  # all ranks
+    return flag
+
+
+def broadcast_(root: nn.Module, world: World) -> None:
+    """Give every rank the parameters and buffers of rank 0."""
+    if world.world_size > 1:
+        for tensor in (*root.parameters(), *root.buffers()):
+            torch.distributed.broadcast(tensor.detach(), 0)  # all ranks

@@ -1,0 +1,36 @@
+"""Whether a tensor is sharded, asked without importing DTensor: a run on one process never loads it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol, runtime_checkable
+
+from torch import Tensor, nn
+
+
+@runtime_checkable
+class Sharded(Protocol):
+    """What we use of `torch.distributed.tensor.DTensor`."""
+
+    @property
+    def device_mesh(self) -> Any: ...
+
+    @property
+    def placements(self) -> Sequence[Any]: ...
+
+    def to_local(self) -> Tensor: ...
+
+    def full_tensor(self) -> Tensor: ...
+
+
+def sharded(tensor: Tensor) -> Sharded | None:
+    """The tensor, if it has a mesh and placements; None for a plain one."""
+    if type(tensor) is Tensor or type(tensor) is nn.Parameter:
+        return None  # nearly always, and much cheaper than asking the protocol
+    return tensor if isinstance(tensor, Sharded) else None
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """The tensor as a plain one. A collective where it is sharded: all ranks call it."""
+    found = sharded(tensor)
+    return tensor if found is None else found.full_tensor()

@@ -73,7 +73,8 @@ def total_norm(grads: Sequence[Tensor]) -> Tensor:
                 torch.distributed.all_reduce(square, group=mesh.get_group(dim))  # the ranks that share these tensors
             norm = square.sqrt()
         norms.append(norm)
-    return torch.linalg.vector_norm(torch.stack([norm.to(norms[0].dtype) for norm in norms]))
+    together: Tensor = torch.linalg.vector_norm(torch.stack([norm.to(norms[0].dtype) for norm in norms]))
+    return together
 
 
 def _sharing(grad: Tensor) -> Any:

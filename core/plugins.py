@@ -1,4 +1,4 @@
-"""The three kinds of plugin, and the frozen data that the core carries between them.
+"""The three kinds of plugin; the frozen data that the core carries between them is in `exchange`, and public here.
 
 A **Strategy** decides where parameters, gradients and optimizer state live and who communicates when. An
 **Accelerator** decides which device and which collective backend. A **Precision** decides which dtypes. None of them
@@ -12,7 +12,7 @@ import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import torch
@@ -21,121 +21,18 @@ from torch.optim import Optimizer
 
 from . import gradients
 from .casting import cast_
-from .launch.world import World
+from .exchange import APPLIED as APPLIED
+from .exchange import Clip as Clip
+from .exchange import Context as Context
+from .exchange import MicroBatch as MicroBatch
+from .exchange import Needs as Needs
+from .exchange import Policy as Policy
+from .exchange import Scaling as Scaling
+from .exchange import StepResult as StepResult
+from .layout import whole
 from .scaling import LossScaler
 
 INTERFACE = 1
-
-
-# ---------------------------------------------------------------------------------------------------------------- data
-
-
-@dataclass(frozen=True)
-class Policy:
-    """Dtypes, chosen by the Precision and read by the Strategy.
-
-    ``param``: storage of parameters and so of optimizer state; ``compute``: matrix products in the forward pass;
-    ``reduce``: gradients while they are communicated.
-    """
-
-    param: torch.dtype = torch.float32
-    compute: torch.dtype = torch.float32
-    reduce: torch.dtype = torch.float32
-
-
-@dataclass(frozen=True)
-class Scaling:
-    """Dynamic loss scaling as a Precision wants it; the core carries it out (Micikevicius et al. 2018, section 3.2).
-
-    The loss is multiplied by ``initial``; after ``interval`` updates without overflow the scale is multiplied by
-    ``growth``, on overflow by ``backoff`` and the update is skipped.
-    """
-
-    initial: float = 65536.0
-    growth: float = 2.0
-    backoff: float = 0.5
-    interval: int = 2000
-
-
-@dataclass(frozen=True)
-class Clip:
-    """Gradient clipping: ``algorithm`` is ``"norm"`` (global L2 norm of all gradients) or ``"value"`` (elementwise)."""
-
-    value: float
-    algorithm: str = "norm"
-
-
-@dataclass(frozen=True)
-class Needs:
-    """Capability names that a plugin wants the other parties to offer. Plain strings: anybody may coin one."""
-
-    strategy: frozenset[str] = frozenset()
-    accelerator: frozenset[str] = frozenset()
-    precision: frozenset[str] = frozenset()
-    module: frozenset[str] = frozenset()
-
-
-@dataclass(frozen=True)
-class Context:
-    """What `Strategy.shard` is told, once.
-
-    ``mesh_dims`` is what the strategy itself answered before launch; ``mesh()`` builds the DeviceMesh from it (a
-    collective: all ranks call it). ``manual`` says that the module steps its optimizers itself. ``late`` says that
-    gradients must not be reduced in the backward pass but in `Strategy.reduce_` at the step (manual optimization, or
-    batches that may be skipped). ``backward`` is the module's backward with its hooks around it: a strategy calls it
-    instead of ``loss.backward()``. ``same_on_all_ranks(what, names)`` raises on every rank when the ranks' lists of
-    names differ; it goes through the store, not a collective, so that it cannot hang.
-    """
-
-    world: World
-    device: torch.device
-    policy: Policy = Policy()
-    scaling: Scaling | None = None
-    clip: Clip | None = None
-    accumulate: int = 1
-    meta: bool = False
-    manual: bool = False
-    late: bool = False
-    deterministic: bool = False
-    mesh_dims: Mapping[str, int] = field(default_factory=dict)
-    backward: Callable[[Tensor], None] = Tensor.backward
-    same_on_all_ranks: Callable[[str, Sequence[str]], None] = lambda what, names: None
-
-    def mesh(self) -> Any:
-        """The `torch.distributed.device_mesh.DeviceMesh` with the strategy's dimensions. Called by all ranks."""
-        from torch.distributed.device_mesh import init_device_mesh
-
-        return init_device_mesh(self.device.type, tuple(self.mesh_dims.values()), mesh_dim_names=tuple(self.mesh_dims))
-
-
-@dataclass(slots=True)
-class MicroBatch:
-    """One forward and backward inside an update.
-
-    ``weight``: what the loss is multiplied with, this rank's and micro-batch's share of the update times the number of
-    ranks, so that the *average* of the ranks' gradients is the gradient of the mean over the update's samples. None is
-    1. ``last``: whether gradients have to be complete (reduced) after its backward. ``output``: what the step returned,
-    set by `Strategy.forward_backward`.
-    """
-
-    batch: Any
-    index: int
-    weight: float | Tensor | None = None
-    last: bool = True
-    samples: float = 0.0
-    dataloader_index: int = 0
-    output: Any = None
-
-
-@dataclass(frozen=True, slots=True)
-class StepResult:
-    """What a step did: ``applied`` is False after an overflow, ``norm`` is the gradient norm before clipping."""
-
-    applied: bool = True
-    norm: Tensor | None = None
-
-
-APPLIED = StepResult()  # the usual one, made once
 
 
 # -------------------------------------------------------------------------------------------------------------- plugin
@@ -170,7 +67,10 @@ class Precision(Plugin):
     def policy(self) -> Policy:
         """The dtypes. Read before launch, printed in the Plan, compared with what happened in the first update."""
 
-    scaling: Scaling | None = None  # loss scaling that the core shall carry out; a property or an attribute
+    @property
+    def scaling(self) -> Scaling | None:
+        """Loss scaling that the core shall carry out, or None."""
+        return None
 
     def convert(self, module: nn.Module) -> nn.Module:
         """Convert the user's module, in place where possible. Called once per process before the strategy shards.
@@ -257,6 +157,10 @@ class Strategy(Plugin):
     """
 
     context: Context
+    # whether a forward in evaluation is a collective, so that a rank without a batch has to take part on a borrowed one
+    joint_forward: bool = False
+    # whether layers are built without memory (``configure_model`` on the meta device), for `shard` to materialise
+    meta: bool = False
 
     @property
     def needs(self) -> Needs:
@@ -404,7 +308,15 @@ class Strategy(Plugin):
 
     def whole(self, tensor: Tensor) -> Tensor:
         """A tensor of `state_dict` as a plain one. All ranks call it, tensor by tensor in the same order."""
-        return tensor
+        return whole(tensor)
+
+    def full_parameters(self, module: nn.Module, writeback: bool) -> AbstractContextManager[None]:
+        """A context in which the module's parameters are whole on every rank; see `Trainer.full_parameters`."""
+        return nullcontext()
+
+    def storage_device(self, device: torch.device) -> torch.device:
+        """Where parameters are between updates: the run's device, unless they are offloaded."""
+        return device
 
     def state_dict(self, module: nn.Module) -> dict[str, Tensor]:
         """The tensors of the user's module by the user's names: plain, or DTensors where they are sharded."""
@@ -413,6 +325,12 @@ class Strategy(Plugin):
     def load_state_dict(self, module: nn.Module, state: Mapping[str, Tensor], *, strict: bool = True) -> None:
         """The reverse of `state_dict`."""
         module.load_state_dict(state, strict=strict)
+
+    def release(self, root: nn.Module) -> None:
+        """Leave the user's module whole and plain, so that it can be used after the run.
+
+        Called on all ranks after a run that ended well, where this process goes on.
+        """
 
     def teardown(self, root: nn.Module) -> None:
         """Called once at the end, also after an exception; must not communicate."""

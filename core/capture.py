@@ -16,6 +16,7 @@ from .hooks import call
 from .state import Progress, TrainState
 
 if TYPE_CHECKING:
+    from .plugins import Strategy
     from .run import Run
 
 
@@ -34,7 +35,7 @@ def capture(run: Run, *, tensors: bool = True) -> TrainState:
     call(run.hooks.on_save_checkpoint, state.user)
     if tensors:
         state.module = engine.strategy.state_dict(engine.module)
-        state.optimizers = [by_name(optimizer, engine.names) for optimizer in engine.optimizers]
+        state.optimizers = [by_name(optimizer, engine.names, engine.strategy) for optimizer in engine.optimizers]
         state.schedulers = [schedule.scheduler.state_dict() for schedule in engine.schedules]
         state.scaler = engine.scaler.state_dict() if engine.scaler is not None else None
         state.data = run.train_data.state_dict() if run.train_data is not None else {}
@@ -68,7 +69,7 @@ def restore(run: Run, state: TrainState) -> None:
             f"{len(engine.schedules)}."
         )
     for optimizer, saved in zip(engine.optimizers, state.optimizers, strict=True):
-        load_by_name(optimizer, saved, engine.names)
+        load_by_name(optimizer, saved, engine.names, engine.strategy)
     for schedule, saved in zip(engine.schedules, state.schedulers, strict=True):
         schedule.scheduler.load_state_dict(saved)
     if engine.scaler is not None and state.scaler is not None:
@@ -97,17 +98,21 @@ def load_callbacks(callbacks: list[Any], states: Mapping[str, dict[str, Any]]) -
 # ---------------------------------------------------------------------------------------- optimizers, by name
 
 
-def by_name(optimizer: Optimizer, names: Mapping[Tensor, str]) -> dict[str, Any]:
-    """An optimizer's state with parameter names for keys, so that it does not depend on order or wrapping."""
+def by_name(optimizer: Optimizer, names: Mapping[Tensor, str], strategy: Strategy) -> dict[str, Any]:
+    """An optimizer's state with parameter names for keys, so that it does not depend on order or wrapping. All ranks
+    call it."""
     packed = optimizer.state_dict()
     order = [names_of(group["params"], names, index) for index, group in enumerate(optimizer.param_groups)]
-    by_id = {
-        number: name
-        for group, group_names in zip(packed["param_groups"], order, strict=True)
-        for number, name in zip(group["params"], group_names, strict=True)
+    state = {  # in the order of the groups, which is the same on all ranks
+        name: {
+            key: strategy.from_optimizer(optimizer, param, key, value) for key, value in packed["state"][number].items()
+        }
+        for here, group, group_names in zip(optimizer.param_groups, packed["param_groups"], order, strict=True)
+        for param, number, name in zip(here["params"], group["params"], group_names, strict=True)
+        if number in packed["state"]
     }
     return {
-        "state": {by_id[number]: state for number, state in packed["state"].items()},
+        "state": state,
         "groups": [
             {**{k: v for k, v in group.items() if k != "params"}, "params": group_names}
             for group, group_names in zip(packed["param_groups"], order, strict=True)
@@ -120,11 +125,14 @@ def names_of(params: list[nn.Parameter], names: Mapping[Tensor, str], group: int
     return [names.get(param, f"<group {group}, parameter {index}>") for index, param in enumerate(params)]
 
 
-def load_by_name(optimizer: Optimizer, saved: Mapping[str, Any], names: Mapping[Tensor, str]) -> None:
+def load_by_name(
+    optimizer: Optimizer, saved: Mapping[str, Any], names: Mapping[Tensor, str], strategy: Strategy
+) -> None:
     """The reverse of `by_name`. Raises CheckpointError when the groups hold other parameters."""
     packed = copy.copy(optimizer.state_dict())
     groups = []
     ids: dict[str, Any] = {}
+    params: dict[str, nn.Parameter] = {}
     if len(saved["groups"]) != len(packed["param_groups"]):
         raise CheckpointError(
             f"the checkpoint's optimizer has {len(saved['groups'])} parameter groups, this one "
@@ -138,8 +146,12 @@ def load_by_name(optimizer: Optimizer, saved: Mapping[str, Any], names: Mapping[
                 f"only here {sorted(set(here) - set(old['params']))}."
             )
         ids.update(zip(here, group["params"], strict=True))
+        params.update(zip(here, optimizer.param_groups[index]["params"], strict=True))
         groups.append({**{k: v for k, v in old.items() if k != "params"}, "params": group["params"]})
-    state = {ids[name]: dict(values) for name, values in saved["state"].items()}
+    state = {
+        ids[name]: {key: strategy.to_optimizer(optimizer, params[name], key, value) for key, value in values.items()}
+        for name, values in saved["state"].items()
+    }
     optimizer.load_state_dict({"state": state, "param_groups": groups})
 
 

@@ -306,6 +306,22 @@ class Strategy(Plugin):
     def wrap_optimizer(self, root: nn.Module, optimizer: Optimizer) -> None:
         """Adapt an optimizer in place, keeping its identity and its ``param_groups`` list. Raises if it has state."""
 
+    def zero_grad(self, optimizer: Optimizer, set_to_none: bool = True) -> None:
+        """Clear the gradients of an optimizer, also those that are reduced already. `Runtime` calls it."""
+        optimizer.zero_grad(set_to_none)
+
+    def from_optimizer(self, optimizer: Optimizer, param: nn.Parameter, key: str, value: Any) -> Any:
+        """A value of an optimizer's state (or, with the key ``"grad"``, a gradient at the step) for a checkpoint.
+
+        A tensor that belongs to the elements of ``param`` comes back in that parameter's whole shape, plain or as a
+        DTensor; anything else as it is. All ranks call it, in the same order.
+        """
+        return value
+
+    def to_optimizer(self, optimizer: Optimizer, param: nn.Parameter, key: str, value: Any) -> Any:
+        """The reverse of `from_optimizer`: what this rank's optimizer keeps of a value that a checkpoint held."""
+        return value
+
     def whole(self, tensor: Tensor) -> Tensor:
         """A tensor of `state_dict` as a plain one. All ranks call it, tensor by tensor in the same order."""
         return whole(tensor)

@@ -65,6 +65,9 @@ class RuntimeOptimizer:
     def step(self) -> StepResult:
         return self._runtime.step(self)
 
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        self._runtime.zero_grad(self, set_to_none)
+
     def __getattr__(self, name: str) -> Any:
         return getattr(self.optimizer, name)
 
@@ -240,6 +243,10 @@ class Runtime:
         engine.root = engine.strategy.refresh(engine.root)
         return result
 
+    def zero_grad(self, optimizer: RuntimeOptimizer, set_to_none: bool = True) -> None:
+        """Clear the gradients of an optimizer."""
+        self._engine().strategy.zero_grad(optimizer.optimizer, set_to_none)
+
     def gather(self, tensor: Tensor) -> Tensor:
         """Stack a tensor of the same shape from all ranks: ``(world_size, *shape)``. All ranks call it."""
         if self.world.world_size == 1:
@@ -253,7 +260,7 @@ class Runtime:
         engine = self._engine()
         state = TrainState(
             module=engine.strategy.state_dict(engine.module),
-            optimizers=[capture.by_name(optimizer, engine.names) for optimizer in engine.optimizers],
+            optimizers=[capture.by_name(optimizer, engine.names, engine.strategy) for optimizer in engine.optimizers],
             scaler=self._scaler.state_dict() if self._scaler is not None else None,
             user=user,
             plan=self.plan.to_dict(),
@@ -266,7 +273,7 @@ class Runtime:
         template = TrainState(module=engine.strategy.state_dict(engine.module))
         state = directory.read(path, template)
         for optimizer, saved in zip(engine.optimizers, state.optimizers, strict=True):
-            capture.load_by_name(optimizer, saved, engine.names)
+            capture.load_by_name(optimizer, saved, engine.names, engine.strategy)
         if self._scaler is not None and state.scaler is not None:
             self._scaler.load_state_dict(state.scaler)
         return state.user

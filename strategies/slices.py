@@ -1,0 +1,140 @@
+"""Flat vectors of parameters, cut into one slice per rank of the same size to an element: what ZeRO is made of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import accumulate, pairwise
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+# torch 2.13 renamed them and warns of the old names
+reduce_scatter: Callable[..., Any] = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+all_gather: Callable[..., Any] = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+
+# which of a tensor's elements, in row-major order, each rank holds: (from, to) by rank, ascending
+Ranges = list[tuple[int, int]]
+
+
+class Bucket:
+    """Parameters of one dtype that are communicated together.
+
+    Their elements, one parameter after the other, form a vector of ``world_size`` slices; rank r holds the r-th of the
+    gradients and updates the r-th of the parameters. At most ``world_size - 1`` elements of padding are sent.
+    """
+
+    def __init__(self, params: Sequence[nn.Parameter], rank: int, world_size: int) -> None:
+        self.params, self.rank, self.world_size = list(params), rank, world_size
+        self.sizes = [param.numel() for param in params]
+        self.starts = [0, *accumulate(self.sizes)]
+        self.slice_size = -(-self.starts[-1] // world_size)
+        self.ranges = [self._cut(start, size) for start, size in zip(self.starts, self.sizes, strict=False)]
+        self.mean: Tensor | None = None  # this rank's slice of the gradients that are reduced so far
+        self.present = [False] * len(self.params)  # whether a parameter had a gradient on this rank
+        self.waiting = len(self.params)  # parameters without gradient in the backward that runs
+        self._flight: tuple[Any, Tensor, Tensor] | None = None
+        self._held: list[Tensor] = []
+
+    def _cut(self, start: int, size: int) -> Ranges:
+        edges = [min(max(rank * self.slice_size - start, 0), size) for rank in range(self.world_size)]
+        return list(zip(edges, [*edges[1:], size], strict=True))
+
+    def vector(self, pieces: Iterable[Tensor], size: int) -> Tensor:
+        """Pieces one after the other, filled with zeros to ``size``."""
+        flat = torch.cat([piece.reshape(-1) for piece in pieces])
+        return flat if flat.numel() == size else torch.cat([flat, flat.new_zeros(size - flat.numel())])
+
+    def reduce(self) -> None:
+        """Start to average the gradients into this rank's slice, and let go of them. All ranks, in the same order."""
+        grads = [param.grad for param in self.params]
+        self.present = [before or grad is not None for before, grad in zip(self.present, grads, strict=True)]
+        pieces = [torch.zeros_like(p) if g is None else g for p, g in zip(self.params, grads, strict=True)]
+        flat = self.vector((piece.detach() for piece in pieces), self.slice_size * self.world_size)
+        for param in self.params:
+            param.grad = None
+        flat.div_(self.world_size)  # before the sum, which float16 might not hold
+        mine = flat.new_empty(self.slice_size)
+        self._flight = reduce_scatter(mine, flat, async_op=True), mine, flat  # all ranks
+
+    def wait(self) -> None:
+        """Wait for `reduce` and add its answer to what earlier micro-batches left."""
+        if self._flight is not None:
+            work, mine, _ = self._flight
+            work.wait()
+            self.mean = mine if self.mean is None else self.mean.add_(mine)
+            self._flight, self.waiting = None, len(self.params)
+
+    def clear(self) -> None:
+        """Forget the gradients that are reduced."""
+        self.mean, self.present = None, [False] * len(self.params)
+
+    def cut_(self, present: Iterable[bool]) -> None:
+        """Let each parameter and its gradient be this rank's slice, 1-D; None where no rank had a gradient."""
+        assert self.mean is not None
+        self._held = [param.data for param in self.params]
+        lengths = [b - a for a, b in self.mine()]
+        parts = torch.split(self.mean, [*lengths, self.slice_size - sum(lengths)])
+        for param, (a, b), part, there in zip(self.params, self.mine(), parts, present, strict=False):
+            param.data = param.data.reshape(-1)[a:b]
+            param.grad = part if there else None
+
+    def join_(self, *, gather: bool) -> None:
+        """Undo `cut_`; with ``gather`` (a collective) with what the ranks made of their slices."""
+        slices = [param.data for param in self.params]
+        for param, whole in zip(self.params, self._held, strict=True):
+            param.grad = None
+            param.data = whole
+        self._held = []
+        if not gather:
+            return
+        mine = self.vector(slices, self.slice_size)
+        flat = mine.new_empty(self.slice_size * self.world_size)
+        all_gather(flat, mine)  # all ranks
+        parts = torch.split(flat, [*self.sizes, flat.numel() - self.starts[-1]])
+        for param, part in zip(self.params, parts, strict=False):
+            param.data.copy_(part.view(param.shape))
+
+    def mine(self) -> Iterator[tuple[int, int]]:
+        """The range of each parameter that this rank holds."""
+        return (ranges[self.rank] for ranges in self.ranges)
+
+
+def buckets(params: Iterable[nn.Parameter], bytes_each: float, rank: int, world_size: int) -> list[Bucket]:
+    """Cut a list of parameters into buckets of one dtype and of at most ``bytes_each``, or one parameter."""
+    found: list[list[nn.Parameter]] = []
+    open_ones: dict[torch.dtype, tuple[list[nn.Parameter], int]] = {}
+    for param in params:
+        members, filled = open_ones.get(param.dtype, ([], 0))
+        size = param.numel() * param.element_size()
+        if not members or filled + size > bytes_each:
+            members, filled = [], 0
+            found.append(members)
+        members.append(param)
+        open_ones[param.dtype] = members, filled + size
+    return [Bucket(members, rank, world_size) for members in found]
+
+
+def rows(shape: Sequence[int], world_size: int) -> Ranges:
+    """What ``Shard(0)`` of a DTensor gives each rank; the whole of a scalar."""
+    if not shape:
+        return [(0, 1)] * world_size
+    row = 1
+    for size in shape[1:]:
+        row *= size
+    most = -(-shape[0] // world_size)
+    edges = [min(rank * most, shape[0]) * row for rank in range(world_size + 1)]
+    return list(pairwise(edges))
+
+
+def move(part: Tensor, source: Ranges, target: Ranges, rank: int) -> Tensor:
+    """Exchange parts of a flat tensor, so that ranks which hold ``source`` hold ``target``. A collective."""
+    a, _ = source[rank]
+    shared = [(max(source[rank][0], low), min(source[rank][1], high)) for low, high in target]
+    pieces = [part[low - a : high - a] if low < high else part[:0] for low, high in shared]
+    low, high = target[rank]
+    sizes = [max(0, min(b, high) - max(a, low)) for a, b in source]
+    answer = part.new_empty(sum(sizes))
+    dist.all_to_all_single(answer, torch.cat(pieces), sizes, [p.numel() for p in pieces])  # all ranks
+    return answer

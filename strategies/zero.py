@@ -1,0 +1,339 @@
+"""ZeRO: ranks share the optimizer state (stage 1) and the gradients (stage 2) among them; parameters stay whole."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
+from trivet import gradients
+from trivet.errors import ConfigurationError, TrivetError
+from trivet.plugins import Clip, Context, MicroBatch, StepResult, Strategy
+from trivet.scaling import LossScaler
+from trivet.strategies.slices import Bucket, Ranges, buckets, move, rows
+
+# torch's optimizers that update each element from that element's gradient and state alone: a slice of a parameter
+# trains as the whole does. Each is tested against ddp.
+ELEMENTWISE = (
+    torch.optim.SGD,
+    torch.optim.Adam,
+    torch.optim.AdamW,
+    torch.optim.Adamax,
+    torch.optim.NAdam,
+    torch.optim.RAdam,
+    torch.optim.Adagrad,
+    torch.optim.Adadelta,
+    torch.optim.RMSprop,
+    torch.optim.Rprop,
+    torch.optim.ASGD,
+)
+# what they keep once per parameter and not per element
+PER_PARAMETER = frozenset({"step", "mu_product", "eta", "mu"})
+
+
+@dataclass
+class Layout:
+    """How one optimizer's parameters are cut: ``known`` is what `refresh` compares with."""
+
+    buckets: list[Bucket] = field(default_factory=list)
+    ranges: dict[nn.Parameter, Ranges] = field(default_factory=dict)
+    shapes: dict[nn.Parameter, torch.Size] = field(default_factory=dict)
+    known: list[tuple[int, bool]] = field(default_factory=list)
+
+
+class Zero(Strategy):
+    """ZeRO stage 1 or 2 (Rajbhandari et al. 2020, section 5): each rank updates its slice of the parameters.
+
+    An update reduce-scatters the gradients and all-gathers the parameters, which together is DDP's all-reduce. Within
+    the optimizer's step, and in ``on_before_optimizer_step``, parameters and their gradients are this rank's flat
+    slices; everywhere else parameters are whole. `from_optimizer` shows a slice as a DTensor of the parameter's shape.
+
+    Args:
+        stage: 1 shares the optimizer state and reduces gradients once per update. 2 reduces them in the backward pass
+            of every micro-batch, so that no rank holds more than a bucket of whole gradients.
+        bucket_size_mb: gradients and parameters are communicated in buckets of about this size, in MiB.
+        elementwise: promise that an optimizer which Trivet does not know treats each element of a parameter by itself.
+        broadcast_buffers: give all ranks the buffers of rank 0 before each update.
+    """
+
+    def __init__(
+        self,
+        stage: int = 1,
+        bucket_size_mb: float = 25.0,
+        elementwise: bool = False,
+        broadcast_buffers: bool = True,
+    ) -> None:
+        if stage not in (1, 2):
+            raise ConfigurationError(f"zero: stage={stage!r}; this class has the stages 1 and 2.")
+        if bucket_size_mb <= 0:
+            raise ConfigurationError(f"zero: bucket_size_mb={bucket_size_mb!r} must be positive.")
+        self.stage = stage
+        self.bucket_size_mb = bucket_size_mb
+        self.elementwise = elementwise
+        self.broadcast_buffers = broadcast_buffers
+        self._layouts: dict[Optimizer, Layout] = {}
+        self._handles: list[RemovableHandle] = []
+        self._next = 0  # the bucket that is reduced next in this backward: all ranks keep the same order
+        self._mesh: Any = None
+
+    def notes(self, world_size: int, deterministic: bool) -> tuple[str, ...]:
+        if world_size == 1:
+            return (
+                f"zero stage {self.stage} with one process: nothing is sharded, it trains like single; "
+                "--devices 2 (or more) shares the optimizer state",
+            )
+        share = f"zero stage {self.stage}: each of {world_size} ranks holds 1/{world_size} of the optimizer state"
+        if self.stage == 1:
+            return (share,)
+        return (share + " and of the gradients, which are reduced in every micro-batch, also when accumulating",)
+
+    # ------------------------------------------------------------------------------------------------------ layout
+
+    def shard(self, root: nn.Module, context: Context) -> nn.Module:
+        self._layouts, self._mesh = {}, None
+        return super().shard(root, context)
+
+    @property
+    def _shares(self) -> bool:
+        return self.context.world.world_size > 1
+
+    @property
+    def _in_backward(self) -> bool:
+        """Whether gradients are reduced while backward runs; under ``late`` they are complete only at the step."""
+        return self.stage == 2 and self._shares and not self.context.late
+
+    def wrap_optimizer(self, root: nn.Module, optimizer: Optimizer) -> None:
+        name = type(optimizer).__name__
+        if type(optimizer) not in ELEMENTWISE and not self.elementwise:
+            raise ConfigurationError(
+                f"zero cuts parameters into flat slices, and {name} is not known to treat each element by itself. "
+                f"Known are {', '.join(known.__name__ for known in ELEMENTWISE)}; Muon, Adafactor and LBFGS look at "
+                "whole tensors and cannot work. Use --strategy ddp, or give elementwise=True "
+                "(--strategy.elementwise true) if the optimizer is elementwise."
+            )
+        steps = [state.get("step", 1) for state in optimizer.state.values()]
+        if any(float(step) > 0 for step in steps):  # Adagrad has its first state from the beginning
+            raise ConfigurationError(
+                f"{name} has state already: it has stepped before zero could share it. Build a new optimizer, or "
+                "resume from a checkpoint."
+            )
+        if self._shares:
+            self._layouts[optimizer] = Layout()
+            self._lay_out(optimizer)
+
+    def _lay_out(self, optimizer: Optimizer) -> None:
+        """Cut the parameters that require gradients; state that is there moves to where its slice is now."""
+        layout, world = self._layouts[optimizer], self.context.world
+        params = gradients.parameters([optimizer])
+        layout.known = _signature(params)
+        trainable = [param for param in reversed(params) if param.requires_grad]  # as backward finishes them
+        layout.buckets = buckets(trainable, self.bucket_size_mb * 2**20, world.rank, world.world_size)
+        for bucket in layout.buckets:
+            for param, ranges in zip(bucket.params, bucket.ranges, strict=True):
+                before = layout.ranges.get(param)
+                layout.ranges[param], layout.shapes[param] = ranges, param.shape
+                for key, value in optimizer.state.get(param, {}).items():
+                    if before is None:
+                        optimizer.state[param][key] = self.to_optimizer(optimizer, param, key, value)
+                    elif self._is_slice(value, key, before):
+                        optimizer.state[param][key] = move(value, before, ranges, world.rank)
+        self._watch()
+
+    def _watch(self) -> None:
+        """Reduce in backward: know of every gradient that is there."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles, self._next = [], 0
+        if self._in_backward:
+            for bucket in self._all_buckets():
+                for param in bucket.params:
+                    watch: Any = param.register_post_accumulate_grad_hook  # which torch leaves untyped
+                    self._handles.append(watch(partial(self._ready, bucket)))
+
+    def refresh(self, root: nn.Module) -> nn.Module:
+        """Lay out anew, on all ranks, when parameters of an optimizer were frozen, unfrozen or added."""
+        changed = [o for o, layout in self._layouts.items() if layout.known != _signature(gradients.parameters([o]))]
+        if changed:
+            names = {param: name.removeprefix("module.") for name, param in root.named_parameters()}
+            trained = [names.get(p, "?") for p in gradients.parameters(self._layouts) if p.requires_grad]
+            self.context.same_on_all_ranks("which parameters are trained", trained)
+            for optimizer in changed:
+                self._lay_out(optimizer)
+        return root
+
+    def teardown(self, root: nn.Module) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._handles, self._layouts = [], {}
+
+    # ------------------------------------------------------------------------------------------------------ update
+
+    def forward_backward(self, root: nn.Module, batches: Iterable[MicroBatch], scale: float | None) -> None:
+        if self.broadcast_buffers and self._shares:
+            _broadcast_together(list(root.buffers()))
+        if self._in_backward:
+            for bucket in self._all_buckets():
+                bucket.clear()
+        super().forward_backward(root, batches, scale)
+
+    def backward(self, root: nn.Module, loss: Tensor) -> None:
+        super().backward(root, loss)
+        if self._in_backward:
+            self._finish_backward()
+
+    def _all_buckets(self) -> list[Bucket]:
+        return [bucket for layout in self._layouts.values() for bucket in layout.buckets]
+
+    def _ready(self, bucket: Bucket, param: Tensor) -> None:
+        """A parameter has its gradient: reduce the buckets that are full, in the order that all ranks keep."""
+        bucket.waiting -= 1
+        everything = self._all_buckets()
+        while self._next < len(everything) and everything[self._next].waiting <= 0:
+            everything[self._next].reduce()
+            self._next += 1
+
+    def _finish_backward(self) -> None:
+        """Reduce what some parameter had no gradient for, and wait. All ranks."""
+        everything = self._all_buckets()
+        for bucket in everything[self._next :]:
+            bucket.reduce()
+        for bucket in everything:
+            bucket.wait()
+        self._next = 0
+        if any(param.grad is not None for bucket in everything for param in bucket.params):
+            raise TrivetError(
+                "zero stage 2: a parameter got its gradient in several pieces within one backward, after the first was "
+                "reduced. Use checkpoint(..., use_reentrant=False), or --strategy zero1."
+            )
+
+    def optimizer_step(
+        self,
+        root: nn.Module,
+        optimizers: Sequence[Optimizer],
+        *,
+        clip: Clip | None,
+        scaler: LossScaler | None,
+        before_step: Callable[[Optimizer], None] | None = None,
+    ) -> StepResult:
+        mine = [bucket for optimizer in optimizers for bucket in self._layouts.get(optimizer, Layout()).buckets]
+        with self._cut(mine) as outcome:
+            result = super().optimizer_step(root, optimizers, clip=clip, scaler=scaler, before_step=before_step)
+            outcome["applied"] = result.applied
+        return result
+
+    @contextmanager
+    def _cut(self, mine: list[Bucket]) -> Iterator[dict[str, bool]]:
+        """Average the gradients; inside, parameters and gradients are slices; gather what was applied. All ranks."""
+        outcome = {"applied": False}
+        present = iter(self._average(mine) if mine else ())
+        for bucket in mine:
+            bucket.cut_([next(present) for _ in bucket.params])
+        try:
+            yield outcome
+        finally:
+            for bucket in mine:
+                bucket.join_(gather=outcome["applied"])
+                bucket.clear()
+
+    def _average(self, mine: list[Bucket]) -> list[bool]:
+        """Reduce what is not reduced yet; whether each parameter had a gradient on any rank. All ranks."""
+        late = [bucket for bucket in mine if bucket.mean is None]
+        has = [
+            before or (bucket in late and param.grad is not None)
+            for bucket in mine
+            for before, param in zip(bucket.present, bucket.params, strict=True)
+        ]
+        flags = torch.tensor(has, dtype=torch.uint8, device=self.context.device)
+        work = dist.all_reduce(flags, dist.ReduceOp.MAX, async_op=True)  # all ranks
+        for bucket in late:
+            bucket.reduce()
+        for bucket in late:
+            bucket.wait()
+        work.wait()
+        return has if all(has) else [bool(flag) for flag in flags.tolist()]  # read only where a gradient is missing
+
+    def reduce_(self, parameters: Sequence[nn.Parameter]) -> None:
+        """Nothing: `optimizer_step` has averaged the gradients into slices when the default would call this."""
+
+    def clip_(self, parameters: Sequence[nn.Parameter], clip: Clip) -> Tensor | None:
+        if clip.algorithm != "norm" or not self._shares:
+            return super().clip_(parameters, clip)
+        grads = [param.grad for param in parameters if param.grad is not None]
+        norm = gradients.total_norm(grads).to(self.context.device)
+        square = norm.to(torch.promote_types(norm.dtype, torch.float32)) ** 2
+        dist.all_reduce(square)  # all ranks
+        norm = square.sqrt()
+        gradients.multiply_(grads, torch.clamp(clip.value / (norm + 1e-6), max=1.0))
+        return norm
+
+    def zero_grad(self, optimizer: Optimizer, set_to_none: bool = True) -> None:
+        super().zero_grad(optimizer, set_to_none)
+        for bucket in self._layouts.get(optimizer, Layout()).buckets:
+            bucket.clear()
+
+    # ------------------------------------------------------------------------------------------------- checkpoints
+
+    def _is_slice(self, value: Any, key: str, ranges: Ranges) -> bool:
+        a, b = ranges[self.context.world.rank]
+        return isinstance(value, Tensor) and key not in PER_PARAMETER and value.shape == (b - a,)
+
+    def from_optimizer(self, optimizer: Optimizer, param: nn.Parameter, key: str, value: Any) -> Any:
+        layout, world = self._layouts.get(optimizer, Layout()), self.context.world
+        ranges = layout.ranges.get(param)
+        if ranges is None or not self._is_slice(value, key, ranges):
+            return value
+        from torch.distributed.tensor import DTensor, Replicate, Shard
+
+        if self._mesh is None:
+            self._mesh = self.context.mesh()
+        shape = layout.shapes[param]
+        target = rows(shape, world.world_size)
+        local = move(value, ranges, target, world.rank)
+        if not shape:
+            return DTensor.from_local(local.view(()), self._mesh, [Replicate()], run_check=False)
+        stride = torch.empty(shape, device="meta").stride()
+        low, high = target[world.rank]
+        local = local.view((high - low) // stride[0], *shape[1:])
+        return DTensor.from_local(local, self._mesh, [Shard(0)], run_check=False, shape=shape, stride=stride)
+
+    def to_optimizer(self, optimizer: Optimizer, param: nn.Parameter, key: str, value: Any) -> Any:
+        layout, world = self._layouts.get(optimizer), self.context.world
+        if layout is None or not isinstance(value, Tensor) or key in PER_PARAMETER or value.shape != param.shape:
+            return value
+        if param not in layout.ranges:  # frozen since it was trained
+            layout.ranges[param], layout.shapes[param] = rows(param.shape, world.world_size), param.shape
+        a, b = layout.ranges[param][world.rank]
+        return value.reshape(-1)[a:b].clone()
+
+
+def _signature(params: Iterable[nn.Parameter]) -> list[tuple[int, bool]]:
+    return [(id(param), param.requires_grad) for param in params]
+
+
+def _broadcast_together(tensors: list[Tensor]) -> None:
+    """Give every rank rank 0's, in one collective per dtype."""
+    kinds: dict[torch.dtype, list[Tensor]] = {}
+    for tensor in tensors:
+        kinds.setdefault(tensor.dtype, []).append(tensor.detach())
+    for members in kinds.values():
+        flat = torch.cat([tensor.reshape(-1) for tensor in members])
+        dist.broadcast(flat, 0)  # all ranks
+        for tensor, part in zip(members, torch.split(flat, [tensor.numel() for tensor in members]), strict=True):
+            tensor.copy_(part.view(tensor.shape))
+
+
+def zero1(bucket_size_mb: float = 25.0, elementwise: bool = False, broadcast_buffers: bool = True) -> Zero:
+    """Zero with stage 1."""
+    return Zero(1, bucket_size_mb, elementwise, broadcast_buffers)
+
+
+def zero2(bucket_size_mb: float = 25.0, elementwise: bool = False, broadcast_buffers: bool = True) -> Zero:
+    """Zero with stage 2."""
+    return Zero(2, bucket_size_mb, elementwise, broadcast_buffers)

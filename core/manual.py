@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -57,6 +58,7 @@ class ManualOptimizer:
         result = engine.strategy.optimizer_step(
             engine.root, [self.optimizer], clip=engine.clip, scaler=engine.scaler, before_step=run.before_step
         )
+        torch.clear_autocast_cache()  # the step runs inside autocast, which would go on with casts of the old weights
         run.manual_results.append(result)
         return None
 
@@ -79,7 +81,13 @@ class ManualOptimizer:
                 "optimizer without closure."
             )
         call(run.hooks.on_before_optimizer_step, self.optimizer)
-        value = self.optimizer.step(closure)
+
+        def evaluate() -> Any:
+            torch.clear_autocast_cache()  # the optimizer has moved the weights since the last evaluation
+            return closure()
+
+        value = self.optimizer.step(evaluate)
+        torch.clear_autocast_cache()
         run.manual_results.append(StepResult())
         return value
 

@@ -89,7 +89,7 @@ def take_weights(module: Module, result: Mapping[str, Any], out_dir: Path, resol
         warnings.warn(
             "the trained module has other parameters than this one (configure_model builds them in the workers), so it "
             f"was left as it was; the weights are in {where}.",
-            stacklevel=5,
+            stacklevel=4,
         )
         return
     resolved.precision.plugin.convert(module)  # as a fit in this process would leave it

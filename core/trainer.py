@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -204,7 +205,8 @@ class Trainer:
             ckpt_path: a checkpoint to go on from: a path, ``"last"`` or ``"best"`` of the Checkpoint callback.
         """
         job = Job("fit", module, train_dataloaders, val_dataloaders, datamodule, self._checkpoint(ckpt_path))
-        self._start(job)
+        start = self._ready(job)
+        start()
 
     def validate(
         self,
@@ -215,7 +217,8 @@ class Trainer:
     ) -> list[dict[str, float]]:
         """One pass over the validation data, each sample exactly once; returns one mapping of metrics per loader."""
         job = Job("validate", module, None, dataloaders, datamodule, self._checkpoint(ckpt_path))
-        self._start(job)
+        start = self._ready(job)
+        start()
         return session.by_loader(self.final_metrics)
 
     def plan(self, module: Module | None = None) -> Plan:
@@ -379,7 +382,8 @@ class Trainer:
             raise ConfigurationError(f"ckpt_path={path!r}: no Checkpoint callback of this Trainer has saved one yet.")
         return str(found)
 
-    def _start(self, job: Job) -> None:
+    def _ready(self, job: Job) -> Callable[[], Any]:
+        """What is left to call when everything is checked: it runs the job here, or in processes that it starts."""
         if not isinstance(job.module, Module):
             raise ConfigurationError(f"expected a trivet.Module to {job.stage}, got {job.module!r}.")
         world = environments.detect()
@@ -389,6 +393,5 @@ class Trainer:
         if self.enable_progress_bar and (world is None or world.rank == 0):
             print(resolved.plan.banner(), file=sys.stderr, flush=True)
         if world is None and resolved.plan.world_size > 1:
-            session.launch(self, job, resolved)
-        else:
-            session.run(self, job, resolved, world or World())
+            return partial(session.launch, self, job, resolved)
+        return partial(session.run, self, job, resolved, world or World())

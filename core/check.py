@@ -55,7 +55,7 @@ class FirstUpdate:
             handle.remove()
 
     def _differences(self) -> Any:
-        plan = self.plan
+        plan, stored = self.plan, self.engine.strategy.storage_device(torch.device(self.plan.device_type))
         for name, param in self.engine.module.named_parameters():
             if param.is_floating_point() and name_of(param.dtype) != plan.param_dtype:
                 yield f"parameter {name!r} is stored as {name_of(param.dtype)}, planned {plan.param_dtype}"
@@ -67,8 +67,8 @@ class FirstUpdate:
                 yield f"the gradient of {name!r} is {name_of(param.grad.dtype)}, its parameter {name_of(param.dtype)}"
                 break
         for name, param in self.engine.module.named_parameters():
-            if param.device.type != plan.device_type:
-                yield f"parameter {name!r} is on {param.device}, planned {plan.device_type}"
+            if param.device.type != stored.type:
+                yield f"parameter {name!r} is on {param.device}, planned {stored.type}"
                 break
         if self.world.world_size != plan.world_size:
             yield f"the run has {self.world.world_size} processes, planned {plan.world_size}"

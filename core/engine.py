@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from . import materialize
 from .errors import ConfigurationError
 from .hooks import call
 from .plugins import Accelerator, Clip, Context, Precision, Strategy
@@ -98,6 +99,7 @@ def build(
     clip: Clip | None = None,
     late: bool = False,
     train: bool = True,
+    restored: bool = False,
     backward: Callable[[Tensor], None] = Tensor.backward,
     same_on_all_ranks: Callable[[str, Sequence[str]], None] = lambda what, names: None,
     configure_optimizers: Callable[[], Any] | None = None,
@@ -109,9 +111,13 @@ def build(
     """
     configure_model = getattr(module, "configure_model", None)
     if configure_model is not None:
-        configure_model()
+        with torch.device("meta") if strategy.meta else nullcontext():
+            configure_model()
     module = precision.convert(module)
-    module = module.to(device)
+    if strategy.meta:
+        materialize.place_(module, device)
+    else:
+        module = module.to(device)
     step = StepModule(module, precision, device.type)
     manual = not getattr(module, "automatic_optimization", True)
     context = Context(
@@ -127,8 +133,9 @@ def build(
         mesh_dims=strategy.mesh_dims(world.world_size),
         backward=backward,
         same_on_all_ranks=same_on_all_ranks,
+        restored=restored,
     )
-    root = strategy.shard(step, context) if train else step
+    root = strategy.shard(step, context) if train or strategy.joint_forward else step
     engine = Engine(
         module, strategy, accelerator, precision, device, step, root, clip=clip, moves=accelerator.moves_batches
     )

@@ -66,7 +66,8 @@ class Context:
     gradients must not be reduced in the backward pass but in `Strategy.reduce_` at the step (manual optimization, or
     batches that may be skipped). ``backward`` is the module's backward with its hooks around it: a strategy calls it
     instead of ``loss.backward()``. ``same_on_all_ranks(what, names)`` raises on every rank when the ranks' lists of
-    names differ; it goes through the store, not a collective, so that it cannot hang.
+    names differ; it goes through the store, not a collective, so that it cannot hang. ``restored`` says that a
+    checkpoint is read into the module right after, so that values which it holds need not be made.
     """
 
     world: World
@@ -75,7 +76,7 @@ class Context:
     scaling: Scaling | None = None
     clip: Clip | None = None
     accumulate: int = 1
-    meta: bool = False
+    restored: bool = False
     manual: bool = False
     late: bool = False
     deterministic: bool = False

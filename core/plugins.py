@@ -161,6 +161,7 @@ class Strategy(Plugin):
     joint_forward: bool = False
     # whether layers are built without memory (``configure_model`` on the meta device), for `shard` to materialise
     meta: bool = False
+    laid_out: str = ""  # what `shard` did, where a user should know it
 
     @property
     def needs(self) -> Needs:
@@ -205,18 +206,20 @@ class Strategy(Plugin):
 
     def one_batch(self, root: nn.Module, micro: MicroBatch, scale: float | None) -> None:
         """Forward and, under automatic optimization, backward of one micro-batch."""
-        micro.output = output = root("training_step", micro.batch, micro.index)
-        if self.context.manual:
-            return
-        loss = output if isinstance(output, Tensor) or output is None else output.get("loss")
+        micro.output = root("training_step", micro.batch, micro.index)
+        if not self.context.manual and (loss := self.loss_of(micro, scale)) is not None:
+            self.backward(root, loss)
+
+    def loss_of(self, micro: MicroBatch, scale: float | None) -> Tensor | None:
+        """The weighted and scaled loss in a step's output; None, and ``output`` set to None, where it is skipped."""
+        output = micro.output
+        loss: Tensor | None = output if isinstance(output, Tensor) or output is None else output.get("loss")
         if loss is None:
-            micro.output = None  # skipped
-            return
+            micro.output = None
+            return None
         if micro.weight is not None:
             loss = loss * micro.weight
-        if scale is not None:
-            loss = loss * scale
-        self.backward(root, loss)
+        return loss if scale is None else loss * scale
 
     def optimizer_step(
         self,

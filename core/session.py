@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import sys
 import tempfile
 import warnings
 from collections.abc import Callable, Mapping
@@ -138,6 +139,9 @@ def run(trainer: Trainer, job: Job, resolved: Resolved, world: World, out_dir: P
                     start_logging(trainer, module)
                     loop.fit(running)
                 weights = None if out_dir is None else leave_weights(running, out_dir)
+                if world.source != "local" and trainer.return_weights:
+                    engine = running.engine
+                    engine.strategy.release(engine.root)  # this process goes on after the run
             failed = False
         except BaseException as exception:
             error = on_failure(exception, trainer, job, hooks, group)
@@ -195,6 +199,7 @@ def join(
         clip=trainer.clip,
         late=late,
         train=train,
+        restored=job.ckpt_path is not None,
         backward=with_hooks(module, hooks),
         same_on_all_ranks=same_on_all_ranks(group),
         configure_optimizers=module.configure_optimizers if train else None,
@@ -211,6 +216,8 @@ def join(
             limit=trainer.limit_train_batches,
             weigh=module.batch_weight if overrides(module, Module, "batch_weight") else None,
         )
+    if engine.strategy.laid_out and trainer.enable_progress_bar and world.rank == 0:
+        print(f"{plan.strategy}: {engine.strategy.laid_out}", file=sys.stderr, flush=True)
     running = Run(
         trainer=trainer, module=module, engine=engine, plan=plan, hooks=hooks, world=world, group=group, stop=stop,
         progress=trainer.progress,

@@ -1,0 +1,38 @@
+"""Private parts of PyTorch that have no public way. Nothing else in Trivet reads another object's private attribute."""
+
+from __future__ import annotations
+
+from torch import nn
+
+
+def remove_fully_shard(module: nn.Module) -> None:
+    """Undo what `fully_shard` did to the classes and hooks of a module's parts; parameters are left as they are.
+
+    torch has no reverse of ``fully_shard`` (pytorch/pytorch#114299 has the API's discussion): a module on which it was
+    called can't be sharded again, copied, or used after its process group is gone.
+    """
+    from torch.distributed import _composable_state
+    from torch.distributed._composable.contract import REGISTRY_KEY, STATE_KEY
+    from torch.distributed.fsdp import FSDPModule, fully_shard
+
+    for part in list(module.modules()):
+        for name in ("_is_fsdp_managed_module", "_fsdp_use_orig_params"):
+            part.__dict__.pop(name, None)
+        if not isinstance(part, FSDPModule):
+            continue
+        state = fully_shard.state(part)  # type: ignore[attr-defined]
+        state._pre_forward_hook_handle.remove()
+        state._post_forward_hook_handle.remove()
+        groups = getattr(state, "_fsdp_param_groups", None)  # torch 2.9 has one: _fsdp_param_group
+        for group in [state._fsdp_param_group] if groups is None else groups:
+            if group is not None:
+                for handles in (
+                    group._module_to_pre_save_state_dict_hook_handle,
+                    group._module_to_pre_load_state_dict_hook_handle,
+                ):
+                    for handle in handles.values():
+                        handle.remove()
+        part.__class__ = type(part).__mro__[2]
+        for key in (STATE_KEY, REGISTRY_KEY):
+            part.__dict__.pop(key, None)
+        _composable_state._module_state_mapping.pop(part, None)

@@ -99,7 +99,8 @@ def second_loss_of(module: Any, batch: tuple[Tensor, ...]) -> Tensor:
 
 def separate_loss_of(module: Any, batch: tuple[Tensor, ...]) -> Tensor:
     """Depends on the second optimizer's parameters only."""
-    return SHRINK * ((module.fc3.weight.mean() + module.offset - batch[1]) ** 2).mean()
+    constant = module.fc3(batch[0].new_ones(len(batch[0]), 7))  # called, since a sharded weight is whole only in there
+    return SHRINK * ((constant + module.offset - batch[1]) ** 2).mean()
 
 
 class Net(nn.Module):

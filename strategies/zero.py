@@ -71,7 +71,9 @@ class Zero(Strategy):
         broadcast_buffers: bool = True,
     ) -> None:
         if stage not in (1, 2):
-            raise ConfigurationError(f"zero: stage={stage!r}; this class has the stages 1 and 2.")
+            raise ConfigurationError(
+                f"zero: stage={stage!r} is unknown; this class has 1 and 2, and --strategy zero3 is the third."
+            )
         if bucket_size_mb <= 0:
             raise ConfigurationError(f"zero: bucket_size_mb={bucket_size_mb!r} must be positive.")
         self.stage = stage
@@ -98,7 +100,9 @@ class Zero(Strategy):
 
     def shard(self, root: nn.Module, context: Context) -> nn.Module:
         self._layouts, self._mesh = {}, None
-        return super().shard(root, context)
+        root = super().shard(root, context)
+        self.context = context  # in which the default has set ``late``, since it reduces at the step
+        return root
 
     @property
     def _shares(self) -> bool:
@@ -337,3 +341,24 @@ def zero1(bucket_size_mb: float = 25.0, elementwise: bool = False, broadcast_buf
 def zero2(bucket_size_mb: float = 25.0, elementwise: bool = False, broadcast_buffers: bool = True) -> Zero:
     """Zero with stage 2."""
     return Zero(2, bucket_size_mb, elementwise, broadcast_buffers)
+
+
+def zero3(**options: Any) -> Strategy:
+    """ZeRO stage 3: `FSDP`, whose options it takes, with every unit's parameters freed after its forward."""
+    from trivet.strategies.fsdp import FSDP
+
+    return FSDP(reshard_after_forward=True, **options)
+
+
+def zero(
+    stage: int = 1, bucket_size_mb: float = 25.0, elementwise: bool = False, broadcast_buffers: bool = True
+) -> Strategy:
+    """`Zero` with stage 1 or 2; with stage 3 what `zero3` returns, with units of the size of a bucket."""
+    if stage != 3:
+        return Zero(stage, bucket_size_mb, elementwise, broadcast_buffers)
+    if elementwise or not broadcast_buffers:
+        raise ConfigurationError(
+            "zero: stage 3 has no use for the options elementwise and broadcast_buffers; leave them out. Its other "
+            "options are those of fsdp: --strategy zero3."
+        )
+    return zero3(unit_size_mb=bucket_size_mb)

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,6 +18,7 @@ from torch import nn
 
 from . import gradients
 from .check import FirstUpdate
+from .data.joint import joint
 from .errors import ConfigurationError, DataError, TrivetError
 from .hooks import call
 from .metrics import EPOCH, EVALUATION, STEP
@@ -313,13 +315,16 @@ def validate(run: Run, *, limit: int | None = None) -> dict[str, float]:
     call(hooks.on_validation_epoch_start)
     evaluate = run.engine.strategy.evaluate(run.engine.root)
     several = len(run.val_data) > 1
+    together = run.engine.strategy.joint_forward and run.world.world_size > 1
     with torch.no_grad():
         for loader, data in enumerate(run.val_data):
             metrics.suffix = f"/dataloader_idx_{loader}" if several else ""
-            for batch, index, samples in data:
-                if limit is not None and index >= limit * run.world.world_size:  # numbered over all ranks
-                    break
-                validation_batch(run, evaluate, batch, index, samples, (loader,) if several else ())
+            batches: Iterable[tuple[Any, int, float]] = islice(data, limit)
+            if together:
+                batches = joint(batches, run.world, run.group.device)
+            for batch, index, samples in batches:
+                take_part = validation_batch if samples or not together else borrowed_batch
+                take_part(run, evaluate, batch, index, samples, (loader,) if several else ())
     metrics.suffix, metrics.defaults = "", EPOCH
     call(hooks.on_validation_epoch_end)
     row = metrics.epoch_row()
@@ -348,6 +353,21 @@ def validation_batch(
     call(hooks.on_validation_batch_start, batch, index, *loader)
     output = evaluate("validation_step", batch, index, *loader)
     call(hooks.on_validation_batch_end, output, batch, index, *loader)
+
+
+def borrowed_batch(
+    run: Run, evaluate: nn.Module, batch: Any, index: int, samples: float, loader: tuple[int, ...]
+) -> None:
+    """A forward for the other ranks' sake: no hooks, nothing recorded, buffers as before."""
+    buffers = [
+        (owner, name, b, b.clone()) for owner in run.module.modules() for name, b in owner.named_buffers(recurse=False)
+    ]
+    run.reseed(VALIDATION, index)
+    run.val_metrics.muted = True
+    evaluate("validation_step", run.engine.move(batch), index, *loader)
+    run.val_metrics.muted = False
+    for owner, name, buffer, before in buffers:
+        setattr(owner, name, buffer.copy_(before))
 
 
 def log_row(run: Run, row: dict[str, float]) -> None:

@@ -32,7 +32,8 @@ from .run import Limits, Run
 
 if TYPE_CHECKING:
     from .capabilities import Resolved
-    from .trainer import Job, Trainer
+    from .job import Job
+    from .trainer import Trainer
 
 
 # ------------------------------------------------------------------------------------------------------------- running

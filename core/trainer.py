@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +18,7 @@ from .callbacks.checkpoint import Checkpoint
 from .capabilities import Resolved, resolve
 from .checkpoint import directory
 from .errors import ConfigurationError
+from .job import Job as Job
 from .launch import environments
 from .launch.world import World
 from .loggers.logger import Logger
@@ -31,19 +32,6 @@ if TYPE_CHECKING:
     from .capabilities import Plan
     from .data.datamodule import DataModule
     from .run import Run
-
-
-@dataclass
-class Job:
-    """One call of `fit` or `validate`: what it was given, as it travels to worker processes."""
-
-    stage: str
-    module: Module
-    train_loader: Any = None
-    val_loaders: Any = None
-    datamodule: DataModule | None = None
-    ckpt_path: str | None = None
-    seed: int = 0
 
 
 class Trainer:
@@ -123,7 +111,7 @@ class Trainer:
         default_root_dir: str | Path | None = None,
         return_weights: bool = True,
     ) -> None:
-        fast = int(fast_dev_run)
+        fast = int(flags.check_limit("fast_dev_run", int(fast_dev_run)))
         self.fast_dev_run = fast
         self.limits = flags.limits(
             max_epochs=1 if fast else max_epochs,
@@ -238,6 +226,15 @@ class Trainer:
             world_size=run.world.world_size,
             metrics=metrics or {},
         )
+
+    def full_parameters(self, *, writeback: bool = False) -> AbstractContextManager[None]:
+        """A context in which every rank's module holds its parameters whole. All ranks enter it, between updates.
+
+        It needs the memory of the whole module. With ``writeback`` rank 0's changes are kept, on all ranks; else no
+        change is where parameters are sharded. Don't call the module's layers inside.
+        """
+        engine = self._active().engine
+        return engine.strategy.full_parameters(engine.module, writeback)
 
     # -------------------------------------------------------------------------------------------------- to look at
 

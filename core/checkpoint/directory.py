@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from ..errors import CheckpointError, TrivetError
+from ..layout import sharded
 from ..state import TrainState
 from . import manifest as manifests
 from .agree import agreed
@@ -94,9 +95,9 @@ def read(path: str | os.PathLike[str], template: TrainState | None = None) -> Tr
     """Read a checkpoint, whatever strategy wrote it at whatever world size. No collective: each rank reads for itself.
 
     ``template.module``, where given, names the tensors to fill in place, on their device and in their dtype; of a
-    `DTensor` this rank's part is read. All other tensors are new, plain and on the CPU. Raises `CheckpointError` with
-    path and reason, having changed nothing, if files are missing or damaged, or if names or shapes differ from the
-    template's.
+    `DTensor` this rank's part is read, and of the optimizer state that belongs to it. All other tensors are new, plain
+    and on the CPU. Raises `CheckpointError` with path and reason if files are missing or damaged, or if names or shapes
+    differ from the template's; plain tensors have not changed then.
     """
     directory = Path(path).absolute()
     with _errors(f"cannot read checkpoint {str(directory)!r}"):
@@ -115,7 +116,8 @@ def read(path: str | os.PathLike[str], template: TrainState | None = None) -> Tr
             # Read first, then copied: a damaged file is found before the first of the caller's tensors changes.
             with torch.no_grad():
                 for name, target in targets.items():
-                    target.copy_(into[name])
+                    if into[name] is not target:
+                        target.copy_(into[name])
             module = targets
         return TrainState(
             module={name.removeprefix("module/"): t for name, t in module.items()}, optimizers=optimizers, **plain
@@ -241,8 +243,16 @@ def _names(names: set[str] | list[str]) -> str:
 def _staging(index: Metadata, name: str, targets: dict[str, Tensor] | None) -> Tensor:
     from . import tensors as storage
 
-    if targets is not None and name in targets:
-        return torch.empty_like(targets[name].detach())
+    entry: Any = index.state_dict_metadata[name]
+    target = targets.get(name) if targets is not None else None
+    if target is not None:
+        # Sharded tensors are read in place: a model that is sharded for its size doesn't fit twice.
+        in_place = sharded(target) is not None and entry.properties.dtype == target.dtype
+        return target if in_place else torch.empty_like(target.detach())
+    if targets is not None and name.startswith("optimizer/"):
+        like = targets.get(f"module/{name.split('/', 2)[2].rpartition('/')[0]}")
+        if like is not None and sharded(like) is not None and entry.size == like.shape:
+            return torch.empty_like(like.detach(), dtype=entry.properties.dtype)
     return storage.empty(index, name)
 
 

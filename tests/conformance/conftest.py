@@ -56,7 +56,7 @@ def report(lines: list[str]) -> str:
     ).stdout.strip()
     return (
         "# Conformance: the last full run\n\n"
-        f"Commit {commit or 'unknown'}, {date.today().isoformat()}. Every check of every cell, on the CPU with gloo; W is "
-        "the number of processes. Written by `TRIVET_CI_FULL=1 TRIVET_CONFORMANCE_TABLE=docs/conformance.md pytest "
+        f"Commit {commit or 'unknown'}, {date.today().isoformat()}. Every check of every cell, on the CPU with gloo; W "
+        "is the number of processes. Written by `TRIVET_CI_FULL=1 TRIVET_CONFORMANCE_TABLE=docs/conformance.md pytest "
         "tests/conformance`.\n\n" + "\n".join(lines) + "\n"
     )

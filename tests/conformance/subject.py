@@ -60,6 +60,7 @@ class Seen(Record):
     """What one rank saw; ``steps``: (epoch, micro-batch, loss, weight)."""
 
     steps: list[tuple[int, int, float, float]] = field(default_factory=list)
+    metrics: dict[str, float] = field(default_factory=dict)
     progress: dict[str, Any] = field(default_factory=dict)
     optimizers: list[Any] = field(default_factory=list)
 
@@ -113,7 +114,9 @@ class Subject(trivet.Module):
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
         if not self.seen.first_gradients:
             held = {id(param) for group in optimizer.param_groups for param in group["params"]}
-            grads = {n: p.grad for n, p in self.named_parameters() if p.grad is not None and id(p) in held}
+            grads = {n: p for n, p in self.named_parameters() if p.grad is not None and id(p) in held}
+            shown = self.trainer.strategy.from_optimizer
+            grads = {name: shown(optimizer, param, "grad", param.grad) for name, param in grads.items()}
             self.seen.first_gradients = {name: whole(grad).clone() for name, grad in grads.items()}
 
     def on_update_end(self) -> None:
@@ -125,10 +128,11 @@ class Subject(trivet.Module):
     def on_train_end(self) -> None:
         seen, progress = self.seen, self.trainer.progress
         seen.weights = {n: whole(t).clone() for n, t in self.trainer.strategy.state_dict(self).items()}
+        seen.metrics = dict(self.trainer.callback_metrics)
         seen.updates, seen.skipped, seen.progress = progress.update, progress.skipped, progress.to_dict()
         scaler = self._attached().engine.scaler
         seen.scale = None if scaler is None else float(scaler.scale)
-        seen.optimizers = [optimizer.state_dict() for optimizer in self.trainer.optimizers]
+        seen.optimizers = [together(optimizer.state_dict()) for optimizer in self.trainer.optimizers]
 
 
 class Tokens(Subject):
@@ -142,6 +146,15 @@ def whole(tensor: Tensor) -> Tensor:
     """A sharded tensor put together; all ranks call it."""
     full = getattr(tensor, "full_tensor", None)
     return (full() if full is not None else tensor).detach()
+
+
+def together(value: Any) -> Any:
+    """`whole` for all tensors in any nesting."""
+    if isinstance(value, dict):
+        return {key: together(part) for key, part in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [together(part) for part in value]
+    return whole(value) if isinstance(value, Tensor) else value
 
 
 def loader(recipe: Recipe) -> DataLoader[Any]:

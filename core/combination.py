@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import TYPE_CHECKING
@@ -12,9 +12,12 @@ from .launch.world import World
 from .registry import Selected, label
 
 if TYPE_CHECKING:
-    from .plugins import Clip
+    from .exchange import Choice, Clip, Policy
 
 KINDS = ("module", "strategy", "accelerator", "precision")
+
+# What the fields of a request are called on the command line, where that differs.
+FLAGS = {"accumulate": "accumulate_grad_batches", "clip": "gradient_clip_val"}
 
 # The capability names that Trivet's own plugins use, by the kind that offers them. Others may coin more.
 KNOWN = {
@@ -43,7 +46,8 @@ KNOWN = {
 class Party:
     """What one side says of itself. ``needs`` are capability names by the kind that should offer them.
 
-    ``available``, ``reason`` and ``device_count`` mean something for accelerators, ``mesh_dims`` for strategies.
+    ``available``, ``reason``, ``device_count`` and ``device_type`` mean something for accelerators, ``mesh_dims`` and
+    ``refuses`` for strategies, ``policy`` for precisions.
     """
 
     kind: str
@@ -56,6 +60,9 @@ class Party:
     reason: str = ""
     device_count: int = 1
     mesh_dims: Callable[[int], Mapping[str, int]] | None = None
+    refuses: Callable[[Choice], Iterable[tuple[str, str]]] | None = None
+    device_type: str = ""
+    policy: Policy | None = None
 
     def __str__(self) -> str:
         return label(self.kind, self.name, self.distribution, self.version)
@@ -114,11 +121,14 @@ def party(selected: Selected) -> Party:
     plugin, needs = selected.plugin, selected.plugin.needs
     facts: dict[str, object] = {}
     if selected.kind == "accelerator":
+        facts["device_type"] = plugin.device_type
         facts["available"] = available = plugin.is_available()
         facts["reason"] = "" if available else plugin.unavailable_reason()
         facts["device_count"] = plugin.device_count() if available else 0
     if selected.kind == "strategy":
-        facts["mesh_dims"] = plugin.mesh_dims
+        facts["mesh_dims"], facts["refuses"] = plugin.mesh_dims, plugin.refuses
+    if selected.kind == "precision":
+        facts["policy"] = plugin.policy
     return Party(
         selected.kind,
         selected.name,
@@ -137,6 +147,7 @@ def problems(combination: Combination) -> list[Problem]:
         *_accelerator_problems(combination.accelerator, combination.request),
         *_world_problems(combination.request),
         *_mesh_problems(combination.strategy, combination.request),
+        *_refusals(combination),
     ]
 
 
@@ -230,3 +241,22 @@ def _mesh_problems(strategy: Party, request: Request) -> Iterator[Problem]:
     if math.prod(mesh.values()) != world_size:
         reason = f"its mesh {dict(mesh)} has {math.prod(mesh.values())} places."
         yield Problem(sides, reason, ("devices", "strategy"))
+
+
+def _refusals(combination: Combination) -> Iterator[Problem]:
+    strategy, request = combination.strategy, combination.request
+    if strategy.refuses is None:
+        return
+    from .exchange import Choice  # not at the top: it imports torch, as this strategy has
+
+    choice = Choice(
+        device_type=combination.accelerator.device_type,
+        policy=combination.precision.policy,
+        clip=request.clip,
+        accumulate=request.accumulate,
+        on_skip=request.on_skip,
+        world_size=request.world_size,
+    )
+    for axis, reason in strategy.refuses(choice):
+        side = () if axis == "strategy" else (str(getattr(combination, axis, None) or f"--{FLAGS.get(axis, axis)}"),)
+        yield Problem((*side, str(strategy)), reason, (axis, "strategy"))

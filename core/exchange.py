@@ -58,6 +58,21 @@ class Needs:
 
 
 @dataclass(frozen=True)
+class Choice:
+    """What was chosen beside a strategy, as far as it is known before launch; see `Strategy.refuses`.
+
+    ``accumulate`` is None where it follows from the data, ``policy`` where the precision is not made yet.
+    """
+
+    device_type: str = ""
+    policy: Policy | None = None
+    clip: Clip | None = None
+    accumulate: int | None = None
+    on_skip: str | None = None
+    world_size: int = 1
+
+
+@dataclass(frozen=True)
 class Context:
     """What `Strategy.shard` is told, once.
 

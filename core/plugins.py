@@ -13,6 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
@@ -22,6 +23,7 @@ from torch.optim import Optimizer
 from . import gradients
 from .casting import cast_
 from .exchange import APPLIED as APPLIED
+from .exchange import Choice as Choice
 from .exchange import Clip as Clip
 from .exchange import Context as Context
 from .exchange import MicroBatch as MicroBatch
@@ -175,6 +177,14 @@ class Strategy(Plugin):
 
     def notes(self, world_size: int, deterministic: bool) -> tuple[str, ...]:
         """What a user should know before launch: sentences for the Plan."""
+        return ()
+
+    def refuses(self, choice: Choice) -> Iterable[tuple[str, str]]:
+        """What this strategy cannot do of what was chosen beside it and no capability name says. Pure; before launch.
+
+        Pairs of an axis to change (``"precision"``, ``"clip"``, ``"accumulate"``, ``"on_skip"``, ``"devices"``,
+        ``"strategy"``) and a sentence.
+        """
         return ()
 
     def mesh_dims(self, world_size: int) -> dict[str, int]:
@@ -344,6 +354,16 @@ class Strategy(Plugin):
     def load_state_dict(self, module: nn.Module, state: Mapping[str, Tensor], *, strict: bool = True) -> None:
         """The reverse of `state_dict`."""
         module.load_state_dict(state, strict=strict)
+
+    # the name of a folder inside each checkpoint that only this strategy writes and reads and that holds the optimizer
+    # state; None where the core stores it by parameter name, for any strategy to read
+    own_folder: str | None = None
+
+    def save_own(self, root: nn.Module, folder: Path) -> None:
+        """Write ``own_folder``, which does not exist yet. All ranks call it, with the same path."""
+
+    def load_own(self, root: nn.Module, folder: Path) -> None:
+        """Read ``own_folder``, weights and optimizer state. All ranks call it. Raises CheckpointError."""
 
     def release(self, root: nn.Module) -> None:
         """Leave the user's module whole and plain, so that it can be used after the run.

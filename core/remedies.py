@@ -9,7 +9,7 @@ from itertools import chain, combinations
 from typing import Any
 
 from . import registry
-from .combination import Combination, Party, party, problems
+from .combination import FLAGS, Combination, Party, party, problems
 from .errors import ConfigurationError, PluginError
 
 # Names to propose first; the others follow in the alphabet's order.
@@ -88,8 +88,7 @@ def _changes(
 
 
 def _flag(axis: str, value: Any) -> str:
-    name = {"accumulate": "accumulate_grad_batches", "clip": "gradient_clip_val"}.get(axis, axis)
-    return f"--{name} {'null' if value is None else value}"
+    return f"--{FLAGS.get(axis, axis)} {'null' if value is None else value}"
 
 
 def _no_values(combination: Combination) -> Iterable[Any]:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from trivet.errors import ConfigurationError
 
 # torch 2.13 renamed them and warns of the old names
 reduce_scatter: Callable[..., Any] = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
@@ -50,6 +51,8 @@ class Bucket:
         """Start to average the gradients into this rank's slice, and let go of them. All ranks, in the same order."""
         grads = [param.grad for param in self.params]
         self.present = [before or grad is not None for before, grad in zip(self.present, grads, strict=True)]
+        if any(grad is not None and grad.layout is not torch.strided for grad in grads):
+            raise ConfigurationError("zero cannot cut sparse gradients: make the embedding with sparse=False.")
         pieces = [torch.zeros_like(p) if g is None else g for p, g in zip(self.params, grads, strict=True)]
         flat = self.vector((piece.detach() for piece in pieces), self.slice_size * self.world_size)
         for param in self.params:
@@ -93,8 +96,9 @@ class Bucket:
         flat = mine.new_empty(self.slice_size * self.world_size)
         all_gather(flat, mine)  # all ranks
         parts = torch.split(flat, [*self.sizes, flat.numel() - self.starts[-1]])
-        for param, part in zip(self.params, parts, strict=False):
-            param.data.copy_(part.view(param.shape))
+        with torch.no_grad():
+            for param, part in zip(self.params, parts, strict=False):
+                param.copy_(part.view(param.shape))  # not by data: autograd shall know that the parameter changed
 
     def mine(self) -> Iterator[tuple[int, int]]:
         """The range of each parameter that this rank holds."""

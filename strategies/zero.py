@@ -17,25 +17,8 @@ from trivet import gradients
 from trivet.errors import ConfigurationError, TrivetError
 from trivet.plugins import Clip, Context, MicroBatch, StepResult, Strategy
 from trivet.scaling import LossScaler
+from trivet.strategies import elementwise
 from trivet.strategies.slices import Bucket, Ranges, buckets, move, rows
-
-# torch's optimizers that update each element from that element's gradient and state alone: a slice of a parameter
-# trains as the whole does. Each is tested against ddp.
-ELEMENTWISE = (
-    torch.optim.SGD,
-    torch.optim.Adam,
-    torch.optim.AdamW,
-    torch.optim.Adamax,
-    torch.optim.NAdam,
-    torch.optim.RAdam,
-    torch.optim.Adagrad,
-    torch.optim.Adadelta,
-    torch.optim.RMSprop,
-    torch.optim.Rprop,
-    torch.optim.ASGD,
-)
-# what they keep once per parameter and not per element
-PER_PARAMETER = frozenset({"step", "mu_product", "eta", "mu"})
 
 
 @dataclass
@@ -82,6 +65,7 @@ class Zero(Strategy):
         self.broadcast_buffers = broadcast_buffers
         self._layouts: dict[Optimizer, Layout] = {}
         self._handles: list[RemovableHandle] = []
+        self._order: list[Bucket] = []  # of all optimizers, as backward fills them
         self._next = 0  # the bucket that is reduced next in this backward: all ranks keep the same order
         self._mesh: Any = None
 
@@ -114,20 +98,7 @@ class Zero(Strategy):
         return self.stage == 2 and self._shares and not self.context.late
 
     def wrap_optimizer(self, root: nn.Module, optimizer: Optimizer) -> None:
-        name = type(optimizer).__name__
-        if type(optimizer) not in ELEMENTWISE and not self.elementwise:
-            raise ConfigurationError(
-                f"zero cuts parameters into flat slices, and {name} is not known to treat each element by itself. "
-                f"Known are {', '.join(known.__name__ for known in ELEMENTWISE)}; Muon, Adafactor and LBFGS look at "
-                "whole tensors and cannot work. Use --strategy ddp, or give elementwise=True "
-                "(--strategy.elementwise true) if the optimizer is elementwise."
-            )
-        steps = [state.get("step", 1) for state in optimizer.state.values()]
-        if any(float(step) > 0 for step in steps):  # Adagrad has its first state from the beginning
-            raise ConfigurationError(
-                f"{name} has state already: it has stepped before zero could share it. Build a new optimizer, or "
-                "resume from a checkpoint."
-            )
+        elementwise.check(optimizer, promised=self.elementwise)
         if self._shares:
             self._layouts[optimizer] = Layout()
             self._lay_out(optimizer)
@@ -155,8 +126,9 @@ class Zero(Strategy):
         for handle in self._handles:
             handle.remove()
         self._handles, self._next = [], 0
+        self._order = [bucket for layout in self._layouts.values() for bucket in layout.buckets]
         if self._in_backward:
-            for bucket in self._all_buckets():
+            for bucket in self._order:
                 for param in bucket.params:
                     watch: Any = param.register_post_accumulate_grad_hook  # which torch leaves untyped
                     self._handles.append(watch(partial(self._ready, bucket)))
@@ -175,7 +147,7 @@ class Zero(Strategy):
     def teardown(self, root: nn.Module) -> None:
         for handle in self._handles:
             handle.remove()
-        self._handles, self._layouts = [], {}
+        self._handles, self._order, self._layouts = [], [], {}
 
     # ------------------------------------------------------------------------------------------------------ update
 
@@ -183,7 +155,7 @@ class Zero(Strategy):
         if self.broadcast_buffers and self._shares:
             _broadcast_together(list(root.buffers()))
         if self._in_backward:
-            for bucket in self._all_buckets():
+            for bucket in self._order:
                 bucket.clear()
         super().forward_backward(root, batches, scale)
 
@@ -192,26 +164,21 @@ class Zero(Strategy):
         if self._in_backward:
             self._finish_backward()
 
-    def _all_buckets(self) -> list[Bucket]:
-        return [bucket for layout in self._layouts.values() for bucket in layout.buckets]
-
     def _ready(self, bucket: Bucket, param: Tensor) -> None:
         """A parameter has its gradient: reduce the buckets that are full, in the order that all ranks keep."""
         bucket.waiting -= 1
-        everything = self._all_buckets()
-        while self._next < len(everything) and everything[self._next].waiting <= 0:
-            everything[self._next].reduce()
+        while self._next < len(self._order) and self._order[self._next].waiting <= 0:
+            self._order[self._next].reduce()
             self._next += 1
 
     def _finish_backward(self) -> None:
         """Reduce what some parameter had no gradient for, and wait. All ranks."""
-        everything = self._all_buckets()
-        for bucket in everything[self._next :]:
+        for bucket in self._order[self._next :]:
             bucket.reduce()
-        for bucket in everything:
+        for bucket in self._order:
             bucket.wait()
         self._next = 0
-        if any(param.grad is not None for bucket in everything for param in bucket.params):
+        if any(param.grad is not None for bucket in self._order for param in bucket.params):
             raise TrivetError(
                 "zero stage 2: a parameter got its gradient in several pieces within one backward, after the first was "
                 "reduced. Use checkpoint(..., use_reentrant=False), or --strategy zero1."
@@ -286,7 +253,7 @@ class Zero(Strategy):
 
     def _is_slice(self, value: Any, key: str, ranges: Ranges) -> bool:
         a, b = ranges[self.context.world.rank]
-        return isinstance(value, Tensor) and key not in PER_PARAMETER and value.shape == (b - a,)
+        return isinstance(value, Tensor) and key not in elementwise.PER_PARAMETER and value.shape == (b - a,)
 
     def from_optimizer(self, optimizer: Optimizer, param: nn.Parameter, key: str, value: Any) -> Any:
         layout, world = self._layouts.get(optimizer, Layout()), self.context.world
@@ -309,7 +276,12 @@ class Zero(Strategy):
 
     def to_optimizer(self, optimizer: Optimizer, param: nn.Parameter, key: str, value: Any) -> Any:
         layout, world = self._layouts.get(optimizer), self.context.world
-        if layout is None or not isinstance(value, Tensor) or key in PER_PARAMETER or value.shape != param.shape:
+        if (
+            layout is None
+            or not isinstance(value, Tensor)
+            or key in elementwise.PER_PARAMETER
+            or value.shape != param.shape
+        ):
             return value
         if param not in layout.ranges:  # frozen since it was trained
             layout.ranges[param], layout.shapes[param] = rows(param.shape, world.world_size), param.shape

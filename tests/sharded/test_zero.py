@@ -16,8 +16,9 @@ from torch import nn
 from trivet import registry
 from trivet.errors import ConfigurationError
 from trivet.strategies.ddp import DDP
+from trivet.strategies.elementwise import ELEMENTWISE
 from trivet.strategies.slices import Bucket, buckets, rows
-from trivet.strategies.zero import ELEMENTWISE, Zero
+from trivet.strategies.zero import Zero
 from zero_runs import Outcome
 
 TRAINED = {"first.weight": 15, "first.bias": 5, "second.weight": 15, "second.bias": 3, "scale": 1, "sometimes": 3}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
@@ -145,12 +146,19 @@ class Runtime:
                     raise peer from error
             raise
         finally:
-            for engine in self._engines:
-                engine.strategy.teardown(engine.root)
-            self._engines.clear()
+            self._release()
             self._active().close(abort=failed)
             self._group = None
         return result
+
+    def _release(self) -> None:
+        """Let go of what holds the process group before it is closed: the last one that lets go can wait for ever."""
+        for engine in self._engines:
+            engine.strategy.teardown(engine.root)
+            engine.root = engine.step
+        self._engines.clear()
+        gc.collect()
+        self.accelerator.teardown()
 
     def _connect(self, world: World) -> None:
         self._resolved = resolve(world=None if world.source == "single" else world, **self._request)

@@ -13,8 +13,9 @@ from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionP
 from torch.distributed.tensor import Shard, distribute_tensor
 from torch.optim import Optimizer
 from torch.utils.checkpoint import checkpoint
-from trivet import materialize
-from trivet.errors import ConfigurationError
+from torch.utils.hooks import RemovableHandle
+from trivet import gradients, materialize
+from trivet.errors import ConfigurationError, TrivetError
 from trivet.layout import sharded
 from trivet.plugins import Context, MicroBatch, StepResult, Strategy
 from trivet.strategies import units
@@ -92,6 +93,10 @@ class FSDP(Strategy):
         self.meta = meta
         self._sharded: list[FSDPModule] = []  # every unit and root, in the module's order
         self._changed: list[nn.Module] = []  # whose forward is ours
+        self._replicated = False  # whether some parameters are
+        self._hooks: list[RemovableHandle] = []
+        self._watched: set[nn.Module] = set()  # units, where steps may be skipped
+        self._ran: set[nn.Module] = set()  # of these, in the step that runs
         self._evaluation: nn.Module | None = None
 
     @property
@@ -129,33 +134,37 @@ class FSDP(Strategy):
 
     def shard(self, root: nn.Module, context: Context) -> nn.Module:
         self.context = context
-        self._sharded, self._changed, self._evaluation = [], [], None
+        self._sharded, self._changed, self._evaluation, self._replicated = [], [], None, False
         user = root.get_submodule("module")
         chosen, self.laid_out = units.choose(user, self.unit_classes, self.unit_size_mb)
         if self.meta:
             materialize.check(user, context.restored)
         roots: list[nn.Module] = [root]
-        apart: set[nn.Parameter] = set()
+        # Replicated and averaged at the step: torch shards no scalars.
+        apart = {param for param in user.parameters() if param.dim() == 0}
         if context.manual:
             # The step runs backward itself: a root around it would still be in its forward. So the submodules that the
-            # step calls are roots, and what belongs to none of them is replicated and averaged at the step.
-            roots, apart = units.callable_roots(user)
+            # step calls are roots, and what belongs to none of them is replicated too.
+            roots, shared = units.callable_roots(user)
+            apart |= shared
         inner = [unit for unit in chosen if unit not in roots]
         if context.world.world_size == 1:
             materialize.materialize_(user, context.device)
             for unit in chosen:
                 self._change_forward(unit)
         else:
-            self._shard_all(user, inner, chosen, roots, apart)
+            names = [name for name, param in user.named_parameters(remove_duplicate=False) if param in apart]
+            self._shard_all(user, inner, chosen, roots, names)
         self.trainable = {param for param in root.parameters() if param.requires_grad}
         return root
 
     def _shard_all(
         self, user: nn.Module, inner: list[nn.Module], chosen: list[nn.Module], roots: list[nn.Module],
-        apart: set[nn.Parameter],
+        apart: list[str],
     ) -> None:  # fmt: skip
         context = self.context
-        options = self._options(apart)
+        options = self._options()
+        self._replicated = bool(apart)
         is_root = set(roots)
         order = {module: place for place, module in enumerate(user.modules())}
         # One after the other, inner ones first: with meta=True no more than one unit is ever whole.
@@ -164,21 +173,26 @@ class FSDP(Strategy):
             self._broadcast(module.parameters())
             if module in chosen:
                 self._change_forward(module)
+            ignored = {user.get_parameter(name) for name in apart}  # anew, since materialising makes new ones
             keep = self.reshard_after_forward
             if context.manual and module in is_root and not keep:
                 keep = True  # what a forward without backward leaves whole would be old after the next step
-            made = fully_shard(module, reshard_after_forward=keep, **options)
+            made = fully_shard(module, reshard_after_forward=keep, ignored_params=ignored, **options)
             if self.unused_parameters:
                 made.set_reduce_scatter_unused_params(True)
             self._sharded.append(made)
         materialize.materialize_(user, context.device)
-        self._broadcast([*apart, *user.buffers()])
+        self._broadcast([*map(user.get_parameter, apart), *user.buffers()])
+        if context.late and not context.manual:
+            self._watched = set(inner)
+            for unit in inner:
+                self._hooks.append(unit.register_forward_hook(lambda unit, args, output: self._ran.add(unit)))
         self._sharded.sort(key=lambda module: order.get(module, -1))  # type: ignore[call-overload]
         if self.prefetch:
             wanted = {id(unit) for unit in chosen}
             self._prefetch([module for module in self._sharded if id(module) in wanted])
 
-    def _options(self, apart: set[nn.Parameter]) -> dict[str, Any]:
+    def _options(self) -> dict[str, Any]:
         """What `fully_shard` is told of every unit."""
         context, policy = self.context, self.context.policy
         # Autocast, entered by the StepModule, casts for each operation as on one process: parameters are gathered as
@@ -195,8 +209,6 @@ class FSDP(Strategy):
             options["shard_placement_fn"] = self.shard_placement_fn or partial(_even, ranks=context.mesh_dims["shard"])
         if self.cpu_offload:
             options["offload_policy"] = CPUOffloadPolicy(pin_memory=context.device.type != "cpu")
-        if apart:
-            options["ignored_params"] = apart
         return options
 
     def _change_forward(self, unit: nn.Module) -> None:
@@ -232,8 +244,11 @@ class FSDP(Strategy):
             if not self.context.late or self.context.manual:
                 super().one_batch(root, micro, scale)
                 return
+            self._ran.clear()
             micro.output = root("training_step", micro.batch, micro.index)
             loss = self.loss_of(micro, scale)
+            if loss is None:
+                self._check_all_ran(root, micro.index)
             # Skipping is declared. Backward is a collective, so all ranks agree before it; reading the answer waits.
             if self.agree_(torch.tensor(float(loss is None), device=self.context.device)).item():
                 micro.output = None
@@ -249,7 +264,19 @@ class FSDP(Strategy):
                 "layers) in the step, or leave what is used in other ways out of blocks() or unit_classes."
             ) from error
 
+    def _check_all_ran(self, root: nn.Module, index: int) -> None:
+        """A forward is a collective, too: a step that returns None before it leaves the other ranks waiting."""
+        missing = [n.removeprefix("module.") for n, m in root.named_modules() if m in self._watched - self._ran]
+        if missing:
+            raise TrivetError(
+                f"training_step returned None on rank {self.context.world.rank} for batch {index} before it called "
+                f"{', '.join(missing)}, which the other ranks call together with this one. Under fsdp return None only "
+                "after the layers have run (for instance when the loss is not finite), or use --strategy ddp."
+            )
+
     def optimizer_step(self, root: nn.Module, optimizers: Sequence[Optimizer], **options: Any) -> StepResult:
+        if self._replicated and not self.context.late:
+            self.reduce_(gradients.parameters(optimizers))
         result = super().optimizer_step(root, optimizers, **options)
         if self.context.manual:
             self._reshard()  # a forward whose backward never came keeps parameters whole, which are old now
@@ -351,6 +378,9 @@ class FSDP(Strategy):
         remove_fully_shard(root)
         for unit in self._changed:
             del unit.forward
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks, self._watched, self._ran = [], set(), set()
         self._sharded, self._changed, self._evaluation = [], [], None
 
 

@@ -11,11 +11,13 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from .checkpoint.plain import check_plain
+from .data.window import sum_over_ranks
 from .errors import CheckpointError
 from .hooks import call
 from .state import Progress, TrainState
 
 if TYPE_CHECKING:
+    from .launch.world import World
     from .plugins import Strategy
     from .run import Run
 
@@ -40,6 +42,7 @@ def capture(run: Run, *, tensors: bool = True) -> TrainState:
         state.scaler = engine.scaler.state_dict() if engine.scaler is not None else None
         state.data = run.train_data.state_dict() if run.train_data is not None else {}
         state.metrics = run.train_metrics.state_dict()
+        state.host_noise = _by_rank(run.next_host_noise(), run.world)
     return state
 
 
@@ -78,6 +81,8 @@ def restore(run: Run, state: TrainState) -> None:
         run.train_data.load_state_dict(state.data)
     run.train_metrics.load_state_dict(state.metrics)
     run.seed = state.seed
+    if run.world.rank < len(state.host_noise):
+        run.host_noise = state.host_noise[run.world.rank]
     restored = Progress.from_dict(state.progress)
     for name in state.progress:
         setattr(run.progress, name, getattr(restored, name))
@@ -86,6 +91,13 @@ def restore(run: Run, state: TrainState) -> None:
     load_callbacks(trainer.callbacks, state.callbacks)
     call(run.hooks.on_load_checkpoint, state.user)
     run.resumed = True
+
+
+def _by_rank(value: int, world: World) -> list[int]:
+    """The value of each rank. A collective where there are several."""
+    values = [0.0] * world.world_size
+    values[world.rank] = float(value)
+    return [int(x) for x in (sum_over_ranks(values) if world.world_size > 1 else values)]
 
 
 def load_callbacks(callbacks: list[Any], states: Mapping[str, dict[str, Any]]) -> None:

@@ -23,7 +23,7 @@ from .errors import ConfigurationError, DataError, TrivetError
 from .hooks import call
 from .metrics import EPOCH, EVALUATION, STEP
 from .plugins import MicroBatch, StepResult
-from .run import EPOCH_START, NOISE, VALIDATION, Run
+from .run import EPOCH_START, VALIDATION, Run
 
 if TYPE_CHECKING:
     from .data.train import Window
@@ -138,7 +138,7 @@ def update(run: Run, window: Window) -> None:
     if root is not engine.root:
         engine.root = root
         gc.collect()  # the old wrapper's autograd hooks live until it is collected
-    run.reseed(NOISE, progress.update + progress.skipped, run.noise)
+    run.begin_step()
     scaler = engine.scaler
     automatic = run.module.automatic_optimization
     if automatic:
@@ -213,6 +213,7 @@ def boundary(run: Run) -> None:
         call(hooks.on_update_end)
     if due:
         validate(run)
+    run.end_step()
     run.boundaries += 1
     if run.stop.requested and run.stop.agree(run.boundaries, run.group):
         raise KeyboardInterrupt

@@ -15,7 +15,7 @@ from .hooks import Hooks, call, overrides
 from .metrics import Metrics
 from .module import Module
 from .plugins import Accelerator, MicroBatch, StepResult
-from .seeding import derive, seed_all, seed_torch
+from .seeding import derive, host_mark, seed_all, seed_host, seed_torch
 from .state import Progress
 
 if TYPE_CHECKING:
@@ -73,6 +73,9 @@ class Run:
     before_step: Callable[[Optimizer], None] | None = None
     resumed: bool = False
     ends_epoch: bool = False  # whether the newest update was the epoch's last, as far as the data knows
+    # The update that Python's and numpy's streams were last seeded for, which nothing has drawn from since
+    host_noise: int = 0
+    _host_mark: object = None
     boundaries: int = 0  # update boundaries since the start of this process, the same on all ranks
 
     def __post_init__(self) -> None:
@@ -84,8 +87,6 @@ class Run:
         self.step_boundary = accelerator.step_boundary if _has(accelerator, "step_boundary") else None
         own = overrides(self.module, Module, "optimizer_zero_grad")
         self.zero_grad: Callable[[Any], None] = self.module.optimizer_zero_grad if own else Optimizer.zero_grad
-        # Data that was read in this process has seeded python's and numpy's generators by its position already
-        self.noise = seed_torch if self.train_data is not None and self.train_data.seeds_here else seed_all
         if self.hooks.on_before_optimizer_step:
             self.before_step = lambda optimizer: call(self.hooks.on_before_optimizer_step, optimizer)
         self._wrapped = [manual.ManualOptimizer(optimizer, self) for optimizer in self.engine.optimizers]
@@ -106,12 +107,37 @@ class Run:
     def untoggle(self) -> None:
         manual.untoggle(self)
 
-    def reseed(self, salt: int, position: int, seed: Callable[[int], None] = seed_all) -> None:
+    def reseed(self, salt: int, position: int) -> None:
         """Start the random streams of a position: nothing that was drawn before matters for what is drawn now."""
         value = derive(self.seed, salt, position, self.world.rank)
-        seed(value)
+        seed_all(value)
         if self.seed_device is not None:
             self.seed_device(value)
+        self.host_noise = self.progress.update + self.progress.skipped
+
+    def begin_step(self) -> None:
+        """Start the random streams of a step; Python's and numpy's are as `end_step` left them, whatever data drew."""
+        value = derive(self.seed, NOISE, self.progress.update + self.progress.skipped, self.world.rank)
+        seed_torch(value)
+        if self.seed_device is not None:
+            self.seed_device(value)
+        if host_mark() != self._host_mark:
+            self._seed_host()
+
+    def end_step(self) -> None:
+        """Start Python's and numpy's streams anew if they were drawn from. Last between two updates, before data."""
+        if host_mark() != self._host_mark:
+            self.host_noise = self.progress.update + self.progress.skipped
+            self._seed_host()
+
+    def next_host_noise(self) -> int:
+        """What `host_noise` will be in the next step; changes nothing."""
+        moved = self._host_mark is not None and host_mark() != self._host_mark
+        return self.progress.update + self.progress.skipped if moved else self.host_noise
+
+    def _seed_host(self) -> None:
+        seed_host(derive(self.seed, NOISE, self.host_noise, self.world.rank))
+        self._host_mark = host_mark()
 
 
 def _has(plugin: Any, method: str) -> bool:

@@ -105,7 +105,6 @@ class Indexed:
         refuse_distributed_samplers(loader, world_size)
         self._world_size, self._limit, self._weigh = world_size, limit, weigh
         self.batch_size = loader.batch_size
-        self.seeds_here = not draws_nothing(loader) and loader.num_workers == 0
         self._source, self._text = index_source(loader), describe(loader)
         self._persistent = loader.persistent_workers and loader.num_workers > 0
         self._order = Order(loader, seed)

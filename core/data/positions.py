@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor
@@ -16,9 +17,11 @@ from torch.utils.data import (
     default_convert,
 )
 
-from ..seeding import derive, seed_all
+from ..seeding import derive, host_mark, seed_all, seed_torch
 
 SAMPLE, ORDER, EVAL = 1, 2, 3  # which stream of random numbers; the first number after the run's seed
+PROBES, ALWAYS_SEED = 64, -1
+_COLLATES = (default_collate, default_convert)
 
 
 class Indices(list[Any]):
@@ -40,11 +43,6 @@ class Indices(list[Any]):
             seed_all(derive(seed, SAMPLE, epoch, position))
             yield index
 
-    def plain(self) -> list[Any]:
-        """The indices alone; seeds all generators for the first of them."""
-        seed_all(derive(self.seed, SAMPLE, self.epoch, self.start))
-        return self[:]
-
     def __reduce__(self) -> tuple[type[Indices], tuple[list[Any], int, int, int]]:
         return (Indices, (self[:], self.seed, self.epoch, self.start))
 
@@ -56,22 +54,53 @@ class ReadsBatches(Protocol):
     def __getitems__(self, indices: list[Any], /) -> list[Any]: ...
 
 
-class BatchReader:
-    """Stands before a data set that reads whole batches in one call, and seeds once for each.
+class Reader:
+    """Stands before the user's data set, and seeds the generators before each sample, or whole batch, is read.
 
+    Seeding Python's and numpy's generators takes several times as long as to see that a read left them alone. So after
+    `PROBES` reads that did, they are no longer seeded (``quiet``), until a read moves them: that one is done again with
+    the seeds that it should have had, and all reads after it are seeded. What is read is the same in either case.
     Everything else, also setting an attribute, goes to the user's data set.
     """
 
-    __slots__ = ("_wrapped",)
+    __slots__ = ("_probes", "_whole", "_wrapped")
 
-    def __init__(self, dataset: Any) -> None:
+    def __init__(self, dataset: Any, *, quiet: bool) -> None:
         object.__setattr__(self, "_wrapped", dataset)
+        object.__setattr__(self, "_whole", isinstance(dataset, ReadsBatches))
+        object.__setattr__(self, "_probes", PROBES if quiet else ALWAYS_SEED)
 
     def __getitems__(self, indices: Indices) -> Any:
-        return self._wrapped.__getitems__(indices.plain())
+        wrapped, seed, epoch, start = self._wrapped, indices.seed, indices.epoch, indices.start
+        if self._whole:
+            return self._read(wrapped.__getitems__, indices[:], derive(seed, SAMPLE, epoch, start))
+        read, get = self._read, wrapped.__getitem__
+        return [
+            read(get, index, derive(seed, SAMPLE, epoch, n)) for n, index in enumerate(list.__iter__(indices), start)
+        ]
 
     def __getitem__(self, index: Any) -> Any:
-        return self._wrapped[index.plain()[0] if isinstance(index, Indices) else index]
+        if not isinstance(index, Indices):
+            return self._wrapped[index]
+        value = derive(index.seed, SAMPLE, index.epoch, index.start)
+        return self._read(self._wrapped.__getitem__, index[0], value)
+
+    def _read(self, get: Callable[[Any], Any], index: Any, value: int) -> Any:
+        probes = self._probes
+        if not probes:
+            seed_torch(value)
+            before = host_mark()
+            result = get(index)
+            if host_mark() == before:
+                return result
+            object.__setattr__(self, "_probes", ALWAYS_SEED)
+        seed_all(value)
+        if probes <= 0:
+            return get(index)
+        before = host_mark()
+        result = get(index)
+        object.__setattr__(self, "_probes", probes - 1 if host_mark() == before else ALWAYS_SEED)
+        return result
 
     def __len__(self) -> int:
         return len(self._wrapped)
@@ -85,24 +114,30 @@ class BatchReader:
     def __delattr__(self, name: str) -> None:
         delattr(self._wrapped, name)
 
-    def __reduce__(self) -> tuple[type[BatchReader], tuple[Any]]:
-        return (BatchReader, (self._wrapped,))
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:
+        """The user's, for isinstance."""
+        return type(self._wrapped)
+
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+        return (partial(Reader, quiet=self._probes != ALWAYS_SEED), (self._wrapped,))
 
 
 def seeded_dataset(loader: DataLoader[Any]) -> Any:
-    """The data set to read `Indices` from: the user's own where it is read sample by sample."""
+    """The data set to read `Indices` from: the user's own where it iterates over them."""
     dataset = loader.dataset
-    # These two iterate over the indices that they are given, so they need no wrapper.
-    if loader.batch_sampler is not None and (
-        type(dataset) in (Subset, StackDataset) or not isinstance(dataset, ReadsBatches)
-    ):
+    if loader.batch_sampler is not None and type(dataset) in (Subset, StackDataset):
         return dataset
-    return BatchReader(dataset)
+    # Others that draw after a read, a collate function or the loader itself, would find generators without a seed.
+    quiet = loader.collate_fn in _COLLATES and type(loader).__iter__ is DataLoader.__iter__
+    if loader.batch_sampler is not None and not quiet and not isinstance(dataset, ReadsBatches):
+        return dataset
+    return Reader(dataset, quiet=quiet)
 
 
 def draws_nothing(loader: DataLoader[Any]) -> bool:
     """Whether reading this loader certainly draws no random number, so that no seeding is needed."""
-    return loader.collate_fn in (default_collate, default_convert) and _is_stored(loader.dataset)
+    return loader.collate_fn in _COLLATES and _is_stored(loader.dataset)
 
 
 def _is_stored(dataset: Any) -> bool:

@@ -149,7 +149,6 @@ class Stream:
         self._rank, self._world_size, self._accumulate = rank, world_size, accumulate
         self._uneven, self._limit, self._weigh = uneven, limit, weigh
         self.batch_size = loader.batch_size if isinstance(loader, DataLoader) else None
-        self.seeds_here = False  # not for certain
         self._epoch = self._position = 0
         self._running = self._finished = False
         self._generators: dict[str, Any] = {}

@@ -62,11 +62,6 @@ class TrainData:
             )
 
     @property
-    def seeds_here(self) -> bool:
-        """Whether reading a batch seeds the generators of this process, by the batch's position."""
-        return self._source.seeds_here
-
-    @property
     def num_batches(self) -> int | None:
         """Micro-batches of this rank in one epoch; None where the loader has no length."""
         return self._source.num_batches

@@ -35,6 +35,7 @@ def make_state(fill: float = 1.0) -> TrainState:
         scaler={"scale": 8.0},
         data={"position": 3},
         seed=7,
+        host_noise=[4, 5],
         metrics={"loss": {"total": torch.tensor(1.0)}},
         callbacks={"Stop": {"wait": 1}},
         datamodule={"a": 1},

@@ -507,6 +507,72 @@ def test_prebuilt_batches_are_seeded(workers: int):
     assert [w.batches[0].batch for w in train(DataLoader(Numbers(4, noise=True), batch_size=None)).epoch(1)] == first
 
 
+class Rare(Numbers):
+    """Draws for some samples only."""
+
+    def __init__(self, length: int, drawn: tuple[int, ...]) -> None:
+        super().__init__(length)
+        self.drawn = drawn
+
+    def __getitem__(self, index: int) -> Any:
+        self.reads += 1
+        noise = (random.random(), float(np.random.randn())) if index in self.drawn else (0.0, 0.0)
+        return index, float(torch.rand(())), *noise
+
+
+@pytest.mark.parametrize("batch_size", [None, 7])
+def test_a_first_draw_after_many_reads_has_its_seed(batch_size: int | None):
+    def read(*drawn: int, workers: int = 0) -> tuple[dict[int, Any], int]:
+        data = Rare(200, drawn)
+        found: dict[int, Any] = {}
+        for window in train(DataLoader(data, batch_size=batch_size, num_workers=workers)).epoch(0):
+            batch = window.batches[0].batch
+            found |= {
+                index: rest
+                for index, *rest in ([batch] if batch_size is None else zip(*map(plain, batch), strict=True))
+            }
+            random.random()  # what is drawn between reads does not matter
+            np.random.rand()
+        return found, data.reads
+
+    rare, reads = read(150, 160)
+    assert reads == 201  # one was done again
+    always, reads = read(0, 150, 160)
+    assert reads == 200
+    assert always.pop(0) != rare.pop(0)
+    assert rare == always
+    assert len({tuple(noise) for noise in rare.values()}) == 199
+    others, _ = read(150, 160, workers=1)
+    assert {**others, 0: 0} == {**rare, 0: 0}
+
+
+def collate_that_draws(samples: list[Any]) -> Any:
+    return samples, random.random(), float(np.random.rand())
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_collate_function_may_draw_after_many_quiet_reads(workers: int):
+    def read(skip: int) -> list[Any]:
+        data = train(DataLoader(Numbers(200), batch_size=2, num_workers=workers, collate_fn=collate_that_draws))
+        data.load_state_dict({**data.state_dict(), "position": skip})
+        return batches(data)
+
+    assert read(0)[-10:] == read(180)
+
+
+def init_worker_of_stand_in(worker: int) -> None:
+    info = get_worker_info()
+    assert info is not None
+    assert isinstance(info.dataset, Numbers)
+
+
+@pytest.mark.parametrize("context", ["fork", "spawn"])
+def test_the_stand_in_passes_for_the_users_data_set(context: str):
+    more: dict[str, Any] = {"worker_init_fn": init_worker_of_stand_in, "multiprocessing_context": context}
+    loader = DataLoader(Numbers(4), batch_size=2, num_workers=1, **more)
+    assert batches(train(loader)) == [[[0, 1]], [[2, 3]]]
+
+
 # --------------------------------------------------------------------------------------------------- the user's loader
 
 

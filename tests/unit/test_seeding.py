@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from trivet.errors import ConfigurationError
-from trivet.seeding import derive, seed_all, seed_everything
+from trivet.seeding import derive, host_mark, seed_all, seed_everything
 
 
 @pytest.fixture(autouse=True)
@@ -75,3 +75,28 @@ def test_seed_all_takes_63_bits():
     first = draw()
     seed_all(value)
     assert draw() == first
+
+
+DRAWS = {
+    "random": random.random,
+    "random 624 words": lambda: [random.random() for _ in range(312)],
+    "random gauss": lambda: random.gauss(0, 1),
+    "random seed": lambda: random.seed(0),
+    "numpy": np.random.rand,
+    "numpy 624 words": lambda: np.random.rand(312),
+    "numpy gauss": np.random.randn,
+    "numpy seed": lambda: np.random.seed(0),
+    "numpy state": lambda: np.random.set_state(np.random.RandomState(1).get_state()),
+}
+
+
+@pytest.mark.parametrize("name", DRAWS)
+def test_the_mark_tells_a_draw(name: str):
+    seed_all(derive(1, 2))
+    before = host_mark()
+    torch.rand(3)
+    random.Random(1).random()
+    np.random.RandomState(1).rand()
+    assert host_mark() == before  # so this interpreter and numpy keep their words where they are looked for
+    DRAWS[name]()
+    assert host_mark() != before

@@ -13,8 +13,9 @@ import trivet
 import zero_runs
 from conformance.pool import Pools
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 from trivet import registry
-from trivet.errors import ConfigurationError
+from trivet.errors import ConfigurationError, TrivetError
 from trivet.strategies.ddp import DDP
 from trivet.strategies.elementwise import ELEMENTWISE
 from trivet.strategies.slices import Bucket, buckets, rows
@@ -219,6 +220,50 @@ def test_a_loop_of_ones_own_with_two_optimizers(pools: Pools) -> None:
 
 
 # ------------------------------------------------------------------------------------------------------------- refusals
+
+
+class Sparse(zero_runs.Net):
+    def __init__(self) -> None:
+        super().__init__("SGD")
+        self.table = nn.Embedding(4, 3, sparse=True)
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        return super().training_step(batch, batch_idx) + self.table(batch[2].long()).sum()
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=0.01)
+
+
+class Twice(zero_runs.Net):
+    """One layer in two reentrant checkpoints: its gradient comes in two pieces."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        x = batch[0].requires_grad_()
+        for _ in range(2):
+            x = checkpoint(lambda h: self.third(torch.tanh(self.first(h))), x, use_reentrant=True)
+        return x.sum()
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD([*self.first.parameters(), self.third.weight], lr=0.01)
+
+
+def refused(strategy: Any, kind: type[zero_runs.Net]) -> str:
+    """Task: what the run raises on every rank."""
+    with pytest.raises(TrivetError) as caught:
+        zero_runs.trainer(strategy, 2).fit(kind(), zero_runs.loader())
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "kind", "message"), [("zero1", Sparse, "sparse=False"), ("zero2", Twice, "--strategy zero1")]
+)
+def test_gradients_that_cannot_be_cut_are_refused(strategy: str, kind: Any, message: str, pools: Pools) -> None:
+    for text in pools[2].run(refused, strategy, kind):
+        assert message in text
+
+
+def test_gradients_in_pieces_are_fine_at_the_step(pools: Pools) -> None:
+    pools[2].run(lambda: zero_runs.trainer("zero1", 2).fit(Twice(), zero_runs.loader()))
 
 
 class Whole(zero_runs.Net):

@@ -40,6 +40,8 @@ class Net(trivet.Module):
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         x, y, flag = batch
         hidden = torch.tanh(self.first(self.frozen(x)))
+        if hasattr(self, "added"):
+            hidden = hidden * self.added
         out = self.second(hidden) + self.scale * self.third(hidden) + self.offset
         loss = ((out - y) ** 2).mean()
         if flag.any():
@@ -60,6 +62,8 @@ class Net(trivet.Module):
             self.frozen.requires_grad_(True)
             self.first.bias.requires_grad_(False)
             self.first.bias.grad = None
+            self.added = nn.Parameter(torch.ones(5))
+            self.trainer.optimizers[0].param_groups[1]["params"].append(self.added)
 
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
         self.held.append(any(param.grad is not None for param in self.parameters()))

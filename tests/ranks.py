@@ -6,6 +6,7 @@ Starting a process costs seconds; a run in one that is there costs milliseconds.
 from __future__ import annotations
 
 import atexit
+import faulthandler
 import os
 import pickle
 import socket
@@ -19,7 +20,7 @@ from typing import Any
 
 import cloudpickle
 
-TIMEOUT_S = 90
+TIMEOUT_S = 60
 
 
 class Pool:
@@ -120,10 +121,12 @@ def serve(connection: Connection) -> None:
         try:
             path, function, args = pickle.loads(data)
             sys.path[:] = path
+            faulthandler.dump_traceback_later(TIMEOUT_S - 10)
             outcome = function(*args)
         except BaseException as error:
             error.add_note("".join(traceback.format_exception(error)))
             outcome = error
+        faulthandler.cancel_dump_traceback_later()
         connection.send_bytes(cloudpickle.dumps(outcome))
         if isinstance(outcome, BaseException):
             return  # as a script does; the others learn of it when its connections close

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
@@ -17,9 +18,12 @@ from .hooks import call
 from .state import Progress, TrainState
 
 if TYPE_CHECKING:
+    from .engine import Engine
     from .launch.world import World
     from .plugins import Strategy
     from .run import Run
+
+OWN = "own_folder"  # instead of the state in a checkpoint's list of optimizers: the strategy's folder that holds it
 
 
 def capture(run: Run, *, tensors: bool = True) -> TrainState:
@@ -37,7 +41,7 @@ def capture(run: Run, *, tensors: bool = True) -> TrainState:
     call(run.hooks.on_save_checkpoint, state.user)
     if tensors:
         state.module = engine.strategy.state_dict(engine.module)
-        state.optimizers = [by_name(optimizer, engine.names, engine.strategy) for optimizer in engine.optimizers]
+        state.optimizers = optimizer_states(engine)
         state.schedulers = [schedule.scheduler.state_dict() for schedule in engine.schedules]
         state.scaler = engine.scaler.state_dict() if engine.scaler is not None else None
         state.data = run.train_data.state_dict() if run.train_data is not None else {}
@@ -58,21 +62,16 @@ def template(run: Run) -> TrainState:
     return TrainState(module=run.engine.strategy.state_dict(run.engine.module))
 
 
-def restore(run: Run, state: TrainState) -> None:
-    """Put a state back; the module's tensors are there already. All ranks call it, before `on_fit_start`."""
+def restore(run: Run, state: TrainState, path: str | Path) -> None:
+    """Put a state back that was read from ``path``; the module's tensors are there already. All ranks call it, before
+    `on_fit_start`."""
     engine, trainer = run.engine, run.trainer
-    if len(state.optimizers) != len(engine.optimizers):
-        raise CheckpointError(
-            f"the checkpoint holds {len(state.optimizers)} optimizers, configure_optimizers returned "
-            f"{len(engine.optimizers)}."
-        )
     if len(state.schedulers) != len(engine.schedules):
         raise CheckpointError(
             f"the checkpoint holds {len(state.schedulers)} schedulers, configure_optimizers returned "
             f"{len(engine.schedules)}."
         )
-    for optimizer, saved in zip(engine.optimizers, state.optimizers, strict=True):
-        load_by_name(optimizer, saved, engine.names, engine.strategy)
+    load_optimizers(engine, state, path)
     for schedule, saved in zip(engine.schedules, state.schedulers, strict=True):
         schedule.scheduler.load_state_dict(saved)
     if engine.scaler is not None and state.scaler is not None:
@@ -108,6 +107,47 @@ def load_callbacks(callbacks: list[Any], states: Mapping[str, dict[str, Any]]) -
 
 
 # ---------------------------------------------------------------------------------------- optimizers, by name
+
+
+def optimizer_states(engine: Engine) -> list[dict[str, Any]]:
+    """The state of all optimizers, or where it is: in the strategy's own folder. All ranks call it."""
+    if engine.strategy.own_folder is not None:
+        return [{"state": {}, "groups": [], OWN: engine.strategy.own_folder}]
+    return [by_name(optimizer, engine.names, engine.strategy) for optimizer in engine.optimizers]
+
+
+def own_writer(engine: Engine) -> Callable[[Path], None] | None:
+    """What writes the strategy's own folder into a checkpoint's directory, or None. All ranks call that."""
+    strategy, folder = engine.strategy, engine.strategy.own_folder
+    return None if folder is None else lambda directory: strategy.save_own(engine.root, directory / folder)
+
+
+def load_optimizers(engine: Engine, state: TrainState, path: str | Path) -> None:
+    """The reverse of `optimizer_states`; ``path`` is the checkpoint's directory. All ranks call it."""
+    own, writer = engine.strategy.own_folder, state.plan.get("strategy")
+    stored = next((saved[OWN] for saved in state.optimizers if OWN in saved), None)
+    if stored != own:
+        weights = "To begin a new run from its weights: module.load_state_dict(directory.read_weights(path)), of "
+        weights += "trivet.checkpoint."
+        if own is None:
+            raise CheckpointError(
+                f"strategy {writer!r} wrote the optimizer state of this checkpoint into its own folder {stored!r}, "
+                f"which no other strategy reads. Resume with --strategy {writer}. {weights}"
+            )
+        raise CheckpointError(
+            f"this strategy resumes from its own folder {own!r}, which this checkpoint of strategy {writer!r} does not "
+            f"have. Resume with --strategy {writer}. {weights}"
+        )
+    if own is not None:
+        engine.strategy.load_own(engine.root, Path(path).absolute() / own)
+        return
+    if len(state.optimizers) != len(engine.optimizers):
+        raise CheckpointError(
+            f"the checkpoint holds {len(state.optimizers)} optimizers, configure_optimizers returned "
+            f"{len(engine.optimizers)}."
+        )
+    for optimizer, saved in zip(engine.optimizers, state.optimizers, strict=True):
+        load_by_name(optimizer, saved, engine.names, engine.strategy)
 
 
 def by_name(optimizer: Optimizer, names: Mapping[Tensor, str], strategy: Strategy) -> dict[str, Any]:

@@ -360,7 +360,7 @@ class Strategy(Plugin):
     own_folder: str | None = None
 
     def save_own(self, root: nn.Module, folder: Path) -> None:
-        """Write ``own_folder``, which does not exist yet. All ranks call it, with the same path."""
+        """Write ``own_folder``, which does not exist yet. All ranks call it; it returns when all have written."""
 
     def load_own(self, root: nn.Module, folder: Path) -> None:
         """Read ``own_folder``, weights and optimizer state. All ranks call it. Raises CheckpointError."""

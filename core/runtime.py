@@ -268,20 +268,20 @@ class Runtime:
         engine = self._engine()
         state = TrainState(
             module=engine.strategy.state_dict(engine.module),
-            optimizers=[capture.by_name(optimizer, engine.names, engine.strategy) for optimizer in engine.optimizers],
+            optimizers=capture.optimizer_states(engine),
             scaler=self._scaler.state_dict() if self._scaler is not None else None,
             user=user,
             plan=self.plan.to_dict(),
         )
-        directory.write(path, state, rank=self.world.rank, world_size=self.world.world_size, metrics=None)
+        own = capture.own_writer(engine)
+        directory.write(path, state, rank=self.world.rank, world_size=self.world.world_size, own=own)
 
     def load(self, path: str | Path) -> dict[str, Any]:
         """Read a checkpoint that any strategy wrote at any world size; returns the data given to `save`."""
         engine = self._engine()
         template = TrainState(module=engine.strategy.state_dict(engine.module))
         state = directory.read(path, template)
-        for optimizer, saved in zip(engine.optimizers, state.optimizers, strict=True):
-            capture.load_by_name(optimizer, saved, engine.names, engine.strategy)
+        capture.load_optimizers(engine, state, path)
         if self._scaler is not None and state.scaler is not None:
             self._scaler.load_state_dict(state.scaler)
         return state.user

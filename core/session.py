@@ -283,7 +283,7 @@ def restore(run: Run, job: Job) -> None:
     assert job.ckpt_path is not None
     state = directory.read(job.ckpt_path, capture.template(run))
     if job.stage == "fit":
-        capture.restore(run, state)
+        capture.restore(run, state, job.ckpt_path)
 
 
 def pick(given: Any, job: Job, method: str) -> Any:

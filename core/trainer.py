@@ -225,6 +225,7 @@ class Trainer:
             rank=run.world.rank,
             world_size=run.world.world_size,
             metrics=metrics or {},
+            own=capture.own_writer(run.engine),
         )
 
     def full_parameters(self, *, writeback: bool = False) -> AbstractContextManager[None]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
@@ -44,12 +44,14 @@ def write(
     rank: int,
     world_size: int,
     metrics: dict[str, float] | None = None,
+    own: Callable[[Path], None] | None = None,
 ) -> None:
     """Write ``state`` as the checkpoint directory ``path``; a collective: all ranks call it, with the same path.
 
     Tensors may be sharded (`DTensor`); everything else is taken from rank 0. ``metrics`` are values that belong to
-    exactly these weights; the manifest records them. A checkpoint that already has this name is replaced, and stays
-    until the new one is complete; any other thing of this name is left alone and refused.
+    exactly these weights; the manifest records them. ``own`` is called on all ranks with the directory, to write what
+    only the strategy can read; it returns when all ranks have written. A checkpoint that already has this name is
+    replaced, and stays until the new one is complete; any other thing of this name is left alone and refused.
 
     Raises on all ranks, whichever rank it happened on: `CheckpointError` with path and reason, `ConfigurationError`
     naming the key of a value that is not plain data.
@@ -69,6 +71,8 @@ def write(
                 from . import tensors as storage
 
                 storage.write(temporary / _TENSORS, tensors, distributed=world_size > 1)
+                if own is not None:
+                    own(temporary)
 
                 def finish() -> None:
                     _check_visible(temporary / _TENSORS, world_size)

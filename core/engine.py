@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -113,6 +114,7 @@ def build(
     if configure_model is not None:
         with torch.device("meta") if strategy.meta else nullcontext():
             configure_model()
+    before = [weakref.ref(param) for param in module.parameters()]  # weak: the whole model must not stay in memory
     module = precision.convert(module)
     if strategy.meta:
         materialize.place_(module, device)
@@ -141,7 +143,7 @@ def build(
     )
     if train and configure_optimizers is not None:
         engine.optimizers, engine.schedules = read_optimizers(configure_optimizers(), module)
-        _check_optimizers(engine, manual)
+        _check_optimizers(engine, manual, {id(param) for ref in before if (param := ref()) is not None})
         for optimizer in engine.optimizers:
             strategy.wrap_optimizer(root, optimizer)
         if precision.scaling is not None:
@@ -228,7 +230,7 @@ def needs_closure(optimizer: Optimizer) -> bool:
     return closure is not None and closure.default is closure.empty
 
 
-def _check_optimizers(engine: Engine, manual: bool) -> None:
+def _check_optimizers(engine: Engine, manual: bool, before: set[int]) -> None:
     offers = engine.strategy.offers
     for optimizer in engine.optimizers:
         if needs_closure(optimizer) and not manual:
@@ -251,11 +253,12 @@ def _check_optimizers(engine: Engine, manual: bool) -> None:
             "(automatic_optimization = False). Use --strategy ddp or single."
         )
     held = set(engine.module.parameters())
-    if not any(
-        p in held for optimizer in engine.optimizers for group in optimizer.param_groups for p in group["params"]
-    ):
+    given = [p for optimizer in engine.optimizers for group in optimizer.param_groups for p in group["params"]]
+    none, old = not any(p in held for p in given), any(id(p) in before and p not in held for p in given)
+    if none or old:
+        what = "none of the module's parameters" if none else "parameters that the module has no more"
         raise ConfigurationError(
-            "configure_optimizers returned an optimizer over none of the module's parameters: it was built before the "
+            f"configure_optimizers returned an optimizer over {what}: it was built before the "
             "strategy and the precision laid the module out. Build it from self.parameters() inside "
             "configure_optimizers."
         )

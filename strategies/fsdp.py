@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import Shard, distribute_tensor
+from torch.distributed.tensor import distribute_tensor
 from torch.optim import Optimizer
 from torch.utils.checkpoint import checkpoint
 from torch.utils.hooks import RemovableHandle
@@ -206,7 +206,9 @@ class FSDP(Strategy):
             ),
         }
         if self.shard_placement_fn is not None or self.shard_placement == "even":
-            options["shard_placement_fn"] = self.shard_placement_fn or partial(_even, ranks=context.mesh_dims["shard"])
+            options["shard_placement_fn"] = self.shard_placement_fn or partial(
+                units.even, ranks=context.mesh_dims["shard"]
+            )
         if self.cpu_offload:
             options["offload_policy"] = CPUOffloadPolicy(pin_memory=context.device.type != "cpu")
         return options
@@ -395,9 +397,3 @@ class Evaluation(nn.Module):
         output = self.root(step, *args, **kwargs)
         self.reshard()
         return output
-
-
-def _even(param: nn.Parameter, ranks: int) -> Shard | None:
-    """The first dimension that divides by the number of ranks; rows, padded, where none does."""
-    dim = next((dim for dim, size in enumerate(param.shape) if size % ranks == 0), 0)
-    return Shard(dim)

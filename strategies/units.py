@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 
 from torch import nn
+from torch.distributed.tensor import Shard
 from trivet.errors import ConfigurationError
 
 MIB = 2**20
@@ -127,3 +128,8 @@ def callable_roots(module: nn.Module) -> tuple[list[nn.Module], set[nn.Parameter
         apart |= seen & mine
         seen |= mine
     return [root for root in roots if set(root.parameters()) - apart], apart
+
+
+def even(param: nn.Parameter, ranks: int) -> Shard:
+    """The first dimension that divides by the number of ranks; rows, padded, where none does."""
+    return Shard(next((dim for dim, size in enumerate(param.shape) if size % ranks == 0), 0))

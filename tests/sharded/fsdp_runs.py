@@ -119,7 +119,7 @@ def data(samples: int = SAMPLES) -> TensorDataset:
     return TensorDataset(torch.randn(samples, 3, generator=generator), torch.randn(samples, 3, generator=generator))
 
 
-def trainer(strategy: Any, world_size: int, **options: Any) -> trivet.Trainer:
+def trainer(strategy: Any, world_size: int | str, **options: Any) -> trivet.Trainer:
     quiet = {"logger": False, "enable_progress_bar": False, "enable_checkpointing": False, "max_epochs": 2}
     return trivet.Trainer(accelerator="cpu", strategy=strategy, devices=world_size, **{**quiet, **options})
 

@@ -138,8 +138,10 @@ class Zero(Strategy):
         changed = [o for o, layout in self._layouts.items() if layout.known != _signature(gradients.parameters([o]))]
         if changed:
             names = {param: name.removeprefix("module.") for name, param in root.named_parameters()}
-            trained = [names.get(p, "?") for p in gradients.parameters(self._layouts) if p.requires_grad]
-            self.context.same_on_all_ranks("which parameters are trained", trained)
+            known = {entry for optimizer in changed for entry in self._layouts[optimizer].known}
+            params = gradients.parameters(changed)
+            odd = [names.get(p, "?") for p in params if (id(p), p.requires_grad) not in known]
+            self.context.same_on_all_ranks("parameters were frozen, unfrozen or added", odd)
             for optimizer in changed:
                 self._lay_out(optimizer)
         return root

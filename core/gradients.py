@@ -143,3 +143,15 @@ def broadcast_(root: nn.Module, world: World) -> None:
     if world.world_size > 1:
         for tensor in (*root.parameters(), *root.buffers()):
             torch.distributed.broadcast(tensor.detach(), 0)  # all ranks
+
+
+def broadcast_together_(tensors: Sequence[Tensor]) -> None:
+    """Give every rank rank 0's values of these tensors, in one collective per dtype. All ranks take part."""
+    by_dtype: dict[torch.dtype, list[Tensor]] = {}
+    for tensor in tensors:
+        by_dtype.setdefault(tensor.dtype, []).append(tensor.detach())
+    for members in by_dtype.values():
+        flat = torch.cat([tensor.reshape(-1) for tensor in members])
+        torch.distributed.broadcast(flat, 0)  # all ranks
+        for tensor, part in zip(members, torch.split(flat, [t.numel() for t in members]), strict=True):
+            tensor.copy_(part.view_as(tensor))

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -339,9 +339,12 @@ class Strategy(Plugin):
         """A tensor of `state_dict` as a plain one. All ranks call it, tensor by tensor in the same order."""
         return whole(tensor)
 
-    def full_parameters(self, module: nn.Module, writeback: bool) -> AbstractContextManager[None]:
+    @contextmanager
+    def full_parameters(self, module: nn.Module, writeback: bool) -> Iterator[None]:
         """A context in which the module's parameters are whole on every rank; see `Trainer.full_parameters`."""
-        return nullcontext()
+        yield
+        if writeback:
+            gradients.broadcast_(module, self.context.world)
 
     def storage_device(self, device: torch.device) -> torch.device:
         """Where parameters are between updates: the run's device, unless they are offloaded."""

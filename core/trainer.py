@@ -231,8 +231,8 @@ class Trainer:
     def full_parameters(self, *, writeback: bool = False) -> AbstractContextManager[None]:
         """A context in which every rank's module holds its parameters whole. All ranks enter it, between updates.
 
-        It needs the memory of the whole module. With ``writeback`` rank 0's changes are kept, on all ranks; else no
-        change is where parameters are sharded. Don't call the module's layers inside.
+        It needs the memory of the whole module. With ``writeback`` rank 0's changes are kept, on all ranks; without it
+        change nothing, since what was not gathered would stay changed. Don't call the module's layers inside.
         """
         engine = self._active().engine
         return engine.strategy.full_parameters(engine.module, writeback)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any
@@ -45,6 +45,7 @@ class FSDP(Strategy):
         gather_in_compute_dtype: send parameters in the precision's compute dtype, half the bytes under bf16-mixed. Off,
             the layers that autocast leaves in float32 see parameters in float32, exactly as on one process.
         unused_parameters: some ranks may use parameters in an update that others don't. Needs torch 2.13.
+        broadcast_buffers: give all ranks the buffers of rank 0 before each update.
         activation_checkpointing: keep only the inputs of each unit and compute its activations again in backward.
         compile_units: ``torch.compile`` the forward of each unit.
         meta: call ``configure_model`` on the meta device, so that no process ever holds the whole module.
@@ -64,6 +65,7 @@ class FSDP(Strategy):
         shard_placement_fn: Callable[[nn.Parameter], Any] | None = None,
         gather_in_compute_dtype: bool = False,
         unused_parameters: bool = False,
+        broadcast_buffers: bool = True,
         activation_checkpointing: bool = False,
         compile_units: bool = False,
         meta: bool = False,
@@ -88,6 +90,7 @@ class FSDP(Strategy):
         self.shard_placement_fn = shard_placement_fn
         self.gather_in_compute_dtype = gather_in_compute_dtype
         self.unused_parameters = unused_parameters
+        self.broadcast_buffers = broadcast_buffers
         self.activation_checkpointing = activation_checkpointing
         self.compile_units = compile_units
         self.meta = meta
@@ -230,7 +233,7 @@ class FSDP(Strategy):
             module.set_modules_to_forward_prefetch(list(chosen[place + 1 : place + 1 + self.prefetch]))
             module.set_modules_to_backward_prefetch(list(chosen[max(0, place - self.prefetch) : place][::-1]))
 
-    def _broadcast(self, tensors: Sequence[Tensor] | Iterator[Tensor]) -> None:
+    def _broadcast(self, tensors: Iterable[Tensor]) -> None:
         for tensor in tensors:
             if sharded(tensor) is None:
                 torch.distributed.broadcast(tensor.detach(), 0)  # all ranks
@@ -240,6 +243,11 @@ class FSDP(Strategy):
             module.reshard()
 
     # ------------------------------------------------------------------------------------------------------ update
+
+    def forward_backward(self, root: nn.Module, batches: Iterable[MicroBatch], scale: float | None) -> None:
+        if self.broadcast_buffers and self._sharded:
+            gradients.broadcast_together_(list(root.buffers()))
+        super().forward_backward(root, batches, scale)
 
     def one_batch(self, root: nn.Module, micro: MicroBatch, scale: float | None) -> None:
         try:
@@ -347,7 +355,7 @@ class FSDP(Strategy):
     @contextmanager
     def full_parameters(self, module: nn.Module, writeback: bool) -> Iterator[None]:
         self._reshard()
-        replaced = self._make_whole(module)
+        replaced = units.make_whole(module, self.whole)
         try:
             yield
             if writeback:
@@ -357,23 +365,12 @@ class FSDP(Strategy):
         finally:
             for owner, name, param in replaced:
                 setattr(owner, name, param)
-
-    def _make_whole(self, module: nn.Module) -> list[tuple[nn.Module, str, nn.Parameter]]:
-        """Exchange sharded parameters for whole ones; returns where which one was. Ties are kept. All ranks call it."""
-        made: dict[nn.Parameter, nn.Parameter] = {}
-        replaced = []
-        for owner in module.modules():
-            for name, param in list(owner.named_parameters(recurse=False)):
-                if sharded(param) is not None:
-                    if param not in made:
-                        made[param] = nn.Parameter(self.whole(param.detach()), param.requires_grad)
-                    setattr(owner, name, made[param])
-                    replaced.append((owner, name, param))
-        return replaced
+        if writeback and self._sharded:
+            self._broadcast([*module.parameters(), *module.buffers()])
 
     def release(self, root: nn.Module) -> None:
         self._reshard()
-        self._make_whole(root)
+        units.make_whole(root, self.whole)
         self.teardown(root)
 
     def teardown(self, root: nn.Module) -> None:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.tensor import Shard
 from trivet.errors import ConfigurationError
+from trivet.layout import sharded
 
 MIB = 2**20
 
@@ -133,3 +134,17 @@ def callable_roots(module: nn.Module) -> tuple[list[nn.Module], set[nn.Parameter
 def even(param: nn.Parameter, ranks: int) -> Shard:
     """The first dimension that divides by the number of ranks; rows, padded, where none does."""
     return Shard(next((dim for dim, size in enumerate(param.shape) if size % ranks == 0), 0))
+
+
+def make_whole(module: nn.Module, whole: Callable[[Tensor], Tensor]) -> list[tuple[nn.Module, str, nn.Parameter]]:
+    """Exchange sharded parameters for whole ones; returns where which one was. Ties are kept. All ranks call it."""
+    made: dict[nn.Parameter, nn.Parameter] = {}
+    replaced = []
+    for owner in module.modules():
+        for name, param in list(owner.named_parameters(recurse=False)):
+            if sharded(param) is not None:
+                if param not in made:
+                    made[param] = nn.Parameter(whole(param.detach()), param.requires_grad)
+                setattr(owner, name, made[param])
+                replaced.append((owner, name, param))
+    return replaced

@@ -353,3 +353,48 @@ def in_runtime(strategy: Any, world_size: int) -> dict[str, Tensor]:
         runtime_loop
     )
     return result
+
+
+# --------------------------------------------------------------------------------------------------------- memory
+
+LAYERS, WIDTH = 31, 2048  # 520 MB in float32
+
+
+class Big(trivet.Module):
+    """Measures the memory of its process from before it is built until training starts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.peak = 0
+
+    def configure_model(self) -> None:
+        self.layers = nn.ModuleList([nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(LAYERS)])
+
+    def blocks(self) -> list[nn.Module]:
+        return list(self.layers)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        raise AssertionError("nothing is trained here")
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+    def on_fit_start(self) -> None:
+        self.peak = memory("VmHWM")
+
+
+def memory(field: str) -> int:
+    """Bytes of this process: resident now (VmRSS) or at most so far (VmHWM)."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(field))
+
+
+def build(strategy: Any, world_size: int, resume: Path | None = None, save: Path | None = None) -> float:
+    """Task: the most memory that building and loading took, as a part of the model's size."""
+    fit(strategy, world_size)  # what is imported and opened once does not count
+    Path("/proc/self/clear_refs").write_text("5")  # forget the peak
+    before = memory("VmRSS")
+    module = Big()
+    callbacks: list[trivet.Callback] = [Saver(save)] if save else []
+    trainer(strategy, world_size, max_steps=0, callbacks=callbacks).fit(module, DataLoader(data(), 2), ckpt_path=resume)
+    return (module.peak - before) / (LAYERS * WIDTH * WIDTH * 4)

@@ -231,6 +231,21 @@ def test_layers_are_built_on_the_meta_device_and_in_shards(pools: Pools, tmp_pat
     assert runs.fit_meta(FSDP(meta=True), 1, {"max_epochs": 1}, tmp_path / "saved")[0] == {"meta"}
 
 
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="peak memory is read from /proc")
+def test_no_rank_ever_holds_a_model_that_is_built_in_shards(tmp_path: Path) -> None:
+    """A model of 520 MB, in processes of their own, so that memory which others freed is not taken again."""
+    strategy = FSDP(meta=True)
+    for resume in (None, tmp_path / "saved"):
+        pools = Pools()
+        try:
+            parts = pools[2].run(runs.build, strategy, 2, resume, None if resume else tmp_path / "saved")
+        finally:
+            pools.close()
+        print(f"peak memory of a rank / model: {parts} {'loaded' if resume else 'built'}")
+        assert max(parts) < 0.7
+
+
 def test_parameters_that_nothing_initialises_are_named(pools: Pools, tmp_path: Path) -> None:
     with pytest.raises(TaskFailed, match=r"end\.gain\. Define reset_parameters"):
         pools[2].run(runs.fit_meta, FSDP(meta=True), 2, {"max_epochs": 1}, None, None, True)

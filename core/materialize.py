@@ -9,6 +9,8 @@ from torch import Tensor, nn
 
 from .errors import ConfigurationError
 
+ALIGNED = 64  # bytes
+
 
 def check(module: nn.Module, restored: bool) -> None:
     """Raise ConfigurationError naming every tensor on the meta device that nothing would give its values."""
@@ -25,22 +27,45 @@ def check(module: nn.Module, restored: bool) -> None:
         )
 
 
-def materialize_(module: nn.Module, device: torch.device) -> None:
-    """Give tensors on the meta device memory, and values by their owners' ``reset_parameters()``. Ties are kept."""
-    made: dict[nn.Parameter, nn.Parameter] = {}
+class Scratch:
+    """Memory that one unit after the other is materialised in.
+
+    Taking and freeing large blocks by turns with the smaller ones that stay leaves holes, which the C library's
+    allocator does not give back: the process grows to the size of the whole model.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.memory = torch.empty(0, dtype=torch.uint8, device=device)
+
+    def take(self, like: list[nn.Parameter]) -> list[Tensor]:
+        """Tensors of these shapes and dtypes, in the same memory as those of the last call."""
+        sizes = [-(-p.numel() * p.element_size() // ALIGNED) * ALIGNED for p in like]
+        if sum(sizes) > self.memory.numel():
+            device, self.memory = self.memory.device, torch.empty(0, dtype=torch.uint8)  # free it before
+            self.memory = torch.empty(sum(sizes), dtype=torch.uint8, device=device)
+        parts = torch.split(self.memory[: sum(sizes)], sizes)
+        used = [part[: p.numel() * p.element_size()] for p, part in zip(like, parts, strict=True)]
+        return [part.view(p.dtype).view(p.shape) for p, part in zip(like, used, strict=True)]
+
+
+def materialize_(module: nn.Module, device: torch.device, scratch: Scratch | None = None) -> list[nn.Parameter]:
+    """Give tensors on the meta device memory, and values by their owners' ``reset_parameters()``. Ties are kept.
+
+    Returns the new parameters. They are in ``scratch``, where given, and have to be copied before it is used again.
+    """
+    lacking = list(dict.fromkeys(param for param in module.parameters() if param.is_meta))
+    tensors = scratch.take(lacking) if scratch else [torch.empty_like(param, device=device) for param in lacking]
+    made = {p: nn.Parameter(tensor, p.requires_grad) for p, tensor in zip(lacking, tensors, strict=True)}
     for part in module.modules():
         direct = list(_direct(part))
         for name, tensor in direct:
-            if isinstance(tensor, nn.Parameter):
-                if tensor not in made:
-                    made[tensor] = nn.Parameter(torch.empty_like(tensor, device=device), tensor.requires_grad)
-                setattr(part, name, made[tensor])
-            else:
-                setattr(part, name, torch.empty_like(tensor, device=device))
+            new = made[tensor] if isinstance(tensor, nn.Parameter) else torch.empty_like(tensor, device=device)
+            setattr(part, name, new)
         reset = getattr(part, "reset_parameters", None)
         if direct and callable(reset):
             with torch.no_grad():
                 reset()
+    return list(made.values())
 
 
 def place_(module: nn.Module, device: torch.device) -> None:

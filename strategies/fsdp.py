@@ -166,13 +166,13 @@ class FSDP(Strategy):
         apart: list[str],
     ) -> None:  # fmt: skip
         context = self.context
-        options = self._options()
+        options, scratch = self._options(), materialize.Scratch(context.device)
         self._replicated = bool(apart)
         is_root = set(roots)
         order = {module: place for place, module in enumerate(user.modules())}
         # One after the other, inner ones first: with meta=True no more than one unit is ever whole.
         for module in [*sorted(inner, key=order.__getitem__, reverse=True), *roots]:
-            materialize.materialize_(module, context.device)
+            whole = materialize.materialize_(module, context.device, scratch)
             self._broadcast(module.parameters())
             if module in chosen:
                 self._change_forward(module)
@@ -184,6 +184,8 @@ class FSDP(Strategy):
             if self.unused_parameters:
                 made.set_reduce_scatter_unused_params(True)
             self._sharded.append(made)
+            for param in set(whole) & set(module.parameters()):
+                param.data = param.data.clone()  # replicated: it has to leave the scratch memory
         materialize.materialize_(user, context.device)
         self._broadcast([*map(user.get_parameter, apart), *user.buffers()])
         if context.late and not context.manual:

@@ -333,8 +333,8 @@ def validate(run: Run, *, limit: int | None = None) -> dict[str, float]:
         log_row(run, row)
         run.progress.validated = run.progress.batch
         trainer.validation_due = False
-        call(hooks.on_validation_end)
-    else:
+    call(hooks.on_validation_end)
+    if limit is not None:
         metrics.values.clear()
     for part, training in modes.items():
         part.training = training

@@ -14,7 +14,7 @@ from .check import FirstUpdate
 from .hooks import Hooks, call, overrides
 from .metrics import Metrics
 from .module import Module
-from .plugins import Accelerator, MicroBatch, StepResult
+from .plugins import Accelerator, MicroBatch, StepResult, Strategy
 from .seeding import derive, host_mark, seed_all, seed_host, seed_torch
 from .state import Progress
 
@@ -85,8 +85,11 @@ class Run:
         accelerator = self.engine.accelerator
         self.seed_device = accelerator.seed if _has(accelerator, "seed") else None
         self.step_boundary = accelerator.step_boundary if _has(accelerator, "step_boundary") else None
-        own = overrides(self.module, Module, "optimizer_zero_grad")
-        self.zero_grad: Callable[[Any], None] = self.module.optimizer_zero_grad if own else Optimizer.zero_grad
+        self.zero_grad: Callable[[Any], None] = Optimizer.zero_grad  # no frame between, where nobody overrides it
+        if overrides(self.module, Module, "optimizer_zero_grad"):
+            self.zero_grad = self.module.optimizer_zero_grad
+        elif overrides(self.engine.strategy, Strategy, "zero_grad"):
+            self.zero_grad = self.engine.strategy.zero_grad
         if self.hooks.on_before_optimizer_step:
             self.before_step = lambda optimizer: call(self.hooks.on_before_optimizer_step, optimizer)
         self._wrapped = [manual.ManualOptimizer(optimizer, self) for optimizer in self.engine.optimizers]

@@ -63,10 +63,12 @@ class DeepSpeed(Strategy):
             raise ConfigurationError(
                 "deepspeed: offload_optimizer=True needs stage 1, 2 or 3; at stage 0 every rank holds the whole state."
             )
-        for _, sentence in self._contradictions(Choice()):
-            raise ConfigurationError(f"deepspeed: {sentence}")
+        for axis, sentence in self._contradictions(Choice()):
+            if axis == "strategy":  # the other flags are not known here
+                raise ConfigurationError(f"deepspeed: {sentence}")
         self.joint_forward = self.stage == 3
         self.engine: Any = None
+        self._root: Root | None = None
         self._checked = False
         self._made_group = self._set_local_rank = False
 
@@ -117,7 +119,8 @@ class DeepSpeed(Strategy):
             )
         self._wanted = self._wishes(choice)
         gradients.broadcast_(root, context.world)  # DeepSpeed sends no buffers
-        return Root(root)
+        self._root = Root(root)
+        return self._root
 
     def wrap_optimizer(self, root: nn.Module, optimizer: Optimizer) -> None:
         """Build DeepSpeed's engine around the step and the optimizer. All ranks."""
@@ -136,7 +139,8 @@ class DeepSpeed(Strategy):
             torch.distributed.init_process_group(backend, store=store, rank=0, world_size=1)
             self._made_group = True
         config = configuration.merge(self.file, self._wanted)
-        config.setdefault("train_micro_batch_size_per_gpu", 1)  # it must be told; the loader decides
+        config.pop("train_batch_size", None)  # the loader decides, see _check_batch_size
+        config.setdefault("train_micro_batch_size_per_gpu", 1)  # DeepSpeed must be told something
         config.setdefault("zero_allow_untested_optimizer", True)
         config.setdefault("zero_force_ds_cpu_optimizer", False)
         config.setdefault("steps_per_print", None)
@@ -145,11 +149,11 @@ class DeepSpeed(Strategy):
         self.engine, *_ = deepspeed.initialize(model=self.unwrap(root), optimizer=optimizer, config=config)
         self.engine.set_gradient_accumulation_boundary(True)
         self._optimizer = optimizer
-        assert isinstance(root, Root)
-        root.call = self.engine
+        if self._root is not None:
+            self._root.enter(self.engine)
 
     def unwrap(self, root: nn.Module) -> nn.Module:
-        return root.step if isinstance(root, Root) else root
+        return self._root.step if self._root is not None and root is self._root else root
 
     def evaluate(self, root: nn.Module) -> nn.Module:
         return self.unwrap(root)  # at stage 3 with DeepSpeed's hooks on every layer
@@ -243,6 +247,9 @@ class DeepSpeed(Strategy):
         found = self.engine.get_global_grad_norm() if norm is None else norm
         return StepResult(norm=torch.as_tensor(found, dtype=torch.float32))
 
+    def zero_grad(self, optimizer: Optimizer, set_to_none: bool = True) -> None:
+        """Nothing: the engine's step clears gradients, and the optimizer's point into buffers that it keeps."""
+
     # --------------------------------------------------------------------------------------------------------- state
 
     def state_dict(self, module: nn.Module) -> dict[str, Tensor]:
@@ -330,8 +337,8 @@ class DeepSpeed(Strategy):
         import deepspeed
 
         engine, self.engine = self.engine, None
-        if isinstance(root, Root):
-            root.call = root.step
+        if self._root is not None:
+            self._root.enter(self._root.step)
         engine.destroy()
         # else its groups would outlive the process group that they are parts of
         deepspeed.comm.destroy_process_group(None if self._made_group else engine.data_parallel_group)
@@ -339,21 +346,20 @@ class DeepSpeed(Strategy):
 
 
 class Root(nn.Module):
-    """What training calls: DeepSpeed's engine around the step, once it is built."""
+    """What training calls: the step until DeepSpeed's engine is built around it, then that."""
+
+    _call: Callable[..., Any]
 
     def __init__(self, step: nn.Module) -> None:
         super().__init__()
         self.step = step
-        self.__dict__["call"] = step  # no submodule: the engine holds the step itself
+        self.enter(step)
 
-    def __setattr__(self, name: str, value: Any) -> None:
-        if name == "call":
-            self.__dict__["call"] = value
-        else:
-            super().__setattr__(name, value)
+    def enter(self, call: nn.Module) -> None:
+        object.__setattr__(self, "_call", call)  # no submodule: the engine holds the step itself
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        return self.__dict__["call"](*args, **kwargs)
+        return self._call(*args, **kwargs)
 
 
 class Loss(Tensor):

@@ -152,3 +152,8 @@ def save_and_resume(strategy: Any, devices: int, folder: Path, net: dict[str, An
     whole = fit(strategy, devices, net, options)
     half = fit(strategy, devices, net, {**options, "max_epochs": 1}, save=folder)
     return whole, fit(strategy, devices, net, options, resume=half.saved), half.saved
+
+
+def fit_and_validate(strategy: Any, devices: int, net: dict[str, Any], options: dict[str, Any]) -> Outcome:
+    """Task: one fit with validation."""
+    return fit(strategy, devices, net, options, validates=True)

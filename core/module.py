@@ -35,7 +35,9 @@ class Module(nn.Module):
     """A model together with how it is trained. Implement `training_step` and `configure_optimizers`.
 
     Set ``automatic_optimization = False`` in ``__init__`` to call `manual_backward` and ``optimizers().step()``
-    yourself.
+    yourself. Where the model is sharded, a method ``blocks()`` of yours may return the list of submodules that are
+    gathered and freed one by one, such as a transformer's layers; this class has none, since an attribute of that name
+    is common.
     """
 
     automatic_optimization: bool = True

@@ -12,7 +12,7 @@ from .launch.world import World
 from .registry import Selected, label
 
 if TYPE_CHECKING:
-    from .exchange import Choice, Clip, Policy
+    from .plugins import Choice, Clip, Policy
 
 KINDS = ("module", "strategy", "accelerator", "precision")
 
@@ -247,7 +247,7 @@ def _refusals(combination: Combination) -> Iterator[Problem]:
     strategy, request = combination.strategy, combination.request
     if strategy.refuses is None:
         return
-    from .exchange import Choice  # not at the top: it imports torch, as this strategy has
+    from .plugins import Choice  # not at the top: it imports torch, as this strategy has
 
     choice = Choice(
         device_type=combination.accelerator.device_type,

@@ -114,10 +114,6 @@ class DDP(Strategy):
         return self.shard(step, self.context)
 
 
-def _named(step: nn.Module) -> list[str]:
-    return [name.removeprefix("module.") for name, param in step.named_parameters() if param.requires_grad]
-
-
 def _hook(name: str, rank: int) -> tuple[Any, Callable[..., Any]]:
     from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 

@@ -233,9 +233,14 @@ def test_no_file_has_a_name_that_says_nothing(name: str) -> None:
     assert [path for path in sources("core", *PLUGIN_FOLDERS) if path.stem.strip("_") == name] == []
 
 
+LONGEST = {"core/plugins.py": 520}  # the whole interface of a plugin in one file, most of it docstrings
+
+
 def test_files_are_short() -> None:
-    lengths = {path: len(path.read_text().splitlines()) for path in sources("core", *PLUGIN_FOLDERS)}
-    assert not {str(path.relative_to(ROOT)): n for path, n in lengths.items() if n >= 400}
+    lengths = {
+        str(path.relative_to(ROOT)): len(path.read_text().splitlines()) for path in sources("core", *PLUGIN_FOLDERS)
+    }
+    assert not {name: n for name, n in lengths.items() if n >= LONGEST.get(name, 400)}
 
 
 @pytest.mark.parametrize(

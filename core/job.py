@@ -17,8 +17,8 @@ class Job:
 
     stage: str
     module: Module
-    train_loader: Any = None
-    val_loaders: Any = None
+    train_dataloaders: Any = None
+    val_dataloaders: Any = None
     datamodule: DataModule | None = None
     ckpt_path: str | None = None
     seed: int = 0

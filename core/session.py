@@ -39,10 +39,15 @@ if TYPE_CHECKING:
 # ------------------------------------------------------------------------------------------------------------- running
 
 
+GIVEN = ("module", "train_dataloaders", "val_dataloaders", "datamodule")  # objects of the user that workers are handed
+
+
 def launch(trainer: Trainer, job: Job, resolved: Resolved) -> None:
     """Start workers on this machine, wait for them, and take over what rank 0 left."""
     with tempfile.TemporaryDirectory(prefix="trivet-result-") as name:
-        parts = {"trainer": trainer, "module": job.module, "job": replace(job, module=None)}  # type: ignore[arg-type]
+        given = {field: getattr(job, field) for field in GIVEN}  # by the names that the user knows
+        nothing: Any = dict.fromkeys(GIVEN)
+        parts = {"trainer": trainer, **given, "job": replace(job, **nothing)}
         local.launch("trivet.session:work", parts, resolved.plan.world_size, run_dir=Path(name))
         result = torch.load(Path(name) / "result.pt", weights_only=False)  # written by our own workers
         if result["weights"] is not None:
@@ -56,7 +61,7 @@ def launch(trainer: Trainer, job: Job, resolved: Resolved) -> None:
 def work(parts: Mapping[str, Any], world: World, out_dir: Path) -> None:
     """What each worker of the local launcher does."""
     trainer: Trainer = parts["trainer"]
-    job: Job = replace(parts["job"], module=parts["module"])
+    job: Job = replace(parts["job"], **{field: parts[field] for field in GIVEN})
     resolved = trainer.resolve(job.module, world)
     weights = run(trainer, job, resolved, world, out_dir if job.stage == "fit" and trainer.return_weights else None)
     if world.rank == 0:
@@ -182,7 +187,7 @@ def join(
     train = job.stage == "fit"
     if train and job.ckpt_path is not None:
         seed = directory.read_seed(job.ckpt_path)  # order and augmentation follow from it: they go on as they began
-    loader = pick(job.train_loader, job, "train_dataloader") if train else None
+    loader = pick(job.train_dataloaders, job, "train_dataloader") if train else None
     accumulate = trainer.accumulate_grad_batches
     if train and trainer.global_batch_size is not None:
         size = getattr(loader, "batch_size", None)
@@ -298,12 +303,12 @@ def val_loaders(trainer: Trainer, job: Job) -> list[Any]:
     """The validation loaders as a list; none where there is no validation step or none are given."""
     module = job.module
     if not overrides(module, Module, "validation_step"):
-        if job.stage == "validate" or job.val_loaders is not None:
+        if job.stage == "validate" or job.val_dataloaders is not None:
             raise ConfigurationError(
                 f"{type(module).__name__} has no validation_step(batch, batch_idx), but validation data was given."
             )
         return []
-    found = job.val_loaders
+    found = job.val_dataloaders
     if found is None:
         from .data.datamodule import DataModule
 

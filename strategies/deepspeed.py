@@ -5,9 +5,6 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
-import shutil
-import sys
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
@@ -22,10 +19,9 @@ from trivet.errors import CheckpointError, ConfigurationError, PluginBroken, Tri
 from trivet.plugins import APPLIED, Choice, Clip, Context, MicroBatch, StepResult, Strategy
 from trivet.scaling import LossScaler
 from trivet.strategies import deepspeed_config as configuration
+from trivet.strategies.deepspeed_engine import Loss, Root, load
 
 FOLDER, TAG, ABOUT = "deepspeed", "state", "about.json"
-# DeepSpeed compiles it on its first use, and needs it for inference only
-SHARED_MEMORY_OP = "deepspeed_shm_comm"
 
 
 class DeepSpeed(Strategy):
@@ -52,9 +48,9 @@ class DeepSpeed(Strategy):
             )
         self.config = config
         self.file = configuration.read(config)
-        zero = self.file.get("zero_optimization", {})
+        zero = self.file.get("zero_optimization") or {}
         self.stage = zero.get("stage", 2) if stage is None else stage
-        offloaded = zero.get("offload_optimizer", {}).get("device", "none")
+        offloaded = (zero.get("offload_optimizer") or {}).get("device", "none")
         self.offload_optimizer = offloaded != "none" if offload_optimizer is None else offload_optimizer
         self.offload_device = offloaded if offload_optimizer is None else "cpu" if offload_optimizer else "none"
         if self.stage not in (0, 1, 2, 3):
@@ -79,7 +75,6 @@ class DeepSpeed(Strategy):
     def notes(self, world_size: int, deterministic: bool) -> tuple[str, ...]:
         what = ("nothing", "optimizer state", "optimizer state and gradients", "optimizer state, gradients, parameters")
         notes = [f"deepspeed stage {self.stage}: sharded over {world_size} processes: {what[self.stage]}"]
-        notes.append("deepspeed keeps a float32 copy of parameters that are stored in 16 bits, and steps that")
         if self.stage >= 2:
             notes.append("deepspeed reduces gradients in every micro-batch, also when accumulating")
         return tuple(notes)
@@ -119,6 +114,10 @@ class DeepSpeed(Strategy):
             )
         self._wanted = self._wishes(choice)
         gradients.broadcast_(root, context.world)  # DeepSpeed sends no buffers
+        if context.policy.param != torch.float32:
+            self.laid_out = (
+                f"a float32 copy of the {_name(context.policy.param)} parameters is what the optimizer steps"
+            )
         self._root = Root(root)
         return self._root
 
@@ -131,7 +130,7 @@ class DeepSpeed(Strategy):
                 f"{type(optimizer).__name__} has state already: it has stepped before DeepSpeed could share it. Build "
                 "a new optimizer, or resume from a checkpoint."
             )
-        deepspeed = _import(self.context.device.type)
+        deepspeed = load(self.context.device.type)
         world = self.context.world
         if not torch.distributed.is_initialized():  # DeepSpeed wants a group for one process, too
             backend = deepspeed.accelerator.get_accelerator().communication_backend_name()
@@ -345,57 +344,5 @@ class DeepSpeed(Strategy):
         self._made_group = False
 
 
-class Root(nn.Module):
-    """What training calls: the step until DeepSpeed's engine is built around it, then that."""
-
-    _call: Callable[..., Any]
-
-    def __init__(self, step: nn.Module) -> None:
-        super().__init__()
-        self.step = step
-        self.enter(step)
-
-    def enter(self, call: nn.Module) -> None:
-        object.__setattr__(self, "_call", call)  # no submodule: the engine holds the step itself
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        return self._call(*args, **kwargs)
-
-
-class Loss(Tensor):
-    """A loss whose backward is DeepSpeed's."""
-
-    engine: Any
-
-    def through(self, engine: Any) -> Loss:
-        self.engine = engine
-        return self
-
-    def backward(self, *args: Any, **options: Any) -> None:
-        self.engine.backward(self.as_subclass(Tensor), *args, scale_wrt_gas=False, **options)
-
-
 def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
-
-
-def _import(device_type: str) -> Any:
-    """DeepSpeed, for this kind of device, without what it would compile and never use."""
-    if device_type == "cpu":
-        os.environ.setdefault("DS_ACCELERATOR", "cpu")  # it would look for a GPU first
-        if shutil.which("ninja") is None:  # which it was installed with, for what it compiles on demand
-            os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
-    import deepspeed
-    import deepspeed.accelerator
-
-    chosen = deepspeed.accelerator.get_accelerator().device_name()
-    if chosen != device_type:
-        raise ConfigurationError(
-            f"DeepSpeed works on {chosen!r} in this process, and the run's device is {device_type!r}. Set "
-            f"DS_ACCELERATOR={device_type} before deepspeed is imported."
-        )
-    if device_type == "cpu":
-        deepspeed.ops.__compatible_ops__[SHARED_MEMORY_OP] = False
-    for name in ("reduce_scatter_tensor", "all_gather_into_tensor"):  # torch 2.13's new names, warned of at every call
-        warnings.filterwarnings("ignore", f".torch.distributed.{name}. is deprecated", FutureWarning)
-    return deepspeed

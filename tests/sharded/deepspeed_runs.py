@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -157,3 +157,26 @@ def save_and_resume(strategy: Any, devices: int, folder: Path, net: dict[str, An
 def fit_and_validate(strategy: Any, devices: int, net: dict[str, Any], options: dict[str, Any]) -> Outcome:
     """Task: one fit with validation."""
     return fit(strategy, devices, net, options, validates=True)
+
+
+def own_loop(runtime: Any, net: nn.Module, optimizer: Any) -> list[float]:
+    """What `Runtime.launch` runs: a loop written by hand, two micro-batches an update."""
+    module, optimizer = runtime.setup(net, optimizer)
+    losses = []
+    for index, (x, y) in enumerate(runtime.setup_dataloader(loader())):
+        with runtime.no_sync() if index % 2 == 0 else nullcontext():
+            loss = ((module(x) - y) ** 2).mean() / 2
+            runtime.backward(loss)
+        if index % 2:
+            runtime.step(optimizer)
+            runtime.zero_grad(optimizer)
+        losses.append(float(loss.detach()))
+    return losses
+
+
+def by_hand(strategy: Any) -> list[float]:
+    torch.manual_seed(0)
+    net = nn.Linear(3, 3)
+    runtime = trivet.Runtime(accelerator="cpu", strategy=strategy, devices=1)
+    with deepspeeds_own_warnings():
+        return list(runtime.launch(own_loop, net, torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)))

@@ -144,6 +144,12 @@ def test_validation_at_stage_3_gathers_parameters(world_size: int, pools: Pools)
 
 
 @needs_deepspeed
+@pytest.mark.parametrize("stage", STAGES)
+def test_runtime(stage: int) -> None:
+    assert deepspeed_runs.by_hand(deepspeed(stage)) == pytest.approx(deepspeed_runs.by_hand("single"), rel=1e-6)
+
+
+@needs_deepspeed
 def test_a_launched_fit_returns_the_weights() -> None:
     module = Net()
     deepspeed_runs.trainer(deepspeed(3), 2).fit(module, deepspeed_runs.loader())

@@ -5,17 +5,21 @@ It imports torch only after the environment is set, since OpenMP reads its varia
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import json
+import logging
+import multiprocessing
 import os
 import pickle
 import signal
 import sys
+import threading
 import time
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, NoReturn
 
 from ..errors import RankFailed
 from . import failures, watch
@@ -93,8 +97,26 @@ def _run(settings: dict[str, Any], directory: Path, world: World) -> None:
     function(payload, world, Path(settings["out_dir"]))
 
 
+def leave(code: int) -> NoReturn:
+    """End this process as multiprocessing ends its children: without Python's finalization.
+
+    While Python takes its modules apart, a C++ thread of torch that is still there can abort a process whose work is
+    done and reported. What may be expected to happen first, does: threads and child processes end, streams are flushed.
+    """
+    for thread in threading.enumerate():
+        if not thread.daemon and thread is not threading.current_thread():
+            thread.join()
+    for child in multiprocessing.active_children():  # loader workers, which would otherwise outlive us by seconds
+        child.terminate()
+    logging.shutdown()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(ValueError, OSError):  # closed by the user's code, or by the reader
+            stream.flush()
+    os._exit(code)
+
+
 if __name__ == "__main__":
     # imported under its own name, so that its frames are not taken for those of the user's __main__
     from . import worker
 
-    sys.exit(worker.main(Path(sys.argv[1]), int(sys.argv[2])))
+    leave(worker.main(Path(sys.argv[1]), int(sys.argv[2])))

@@ -118,7 +118,7 @@ class FSDP(Strategy):
         return (
             f"fsdp: each of {ranks} ranks holds 1/{ranks} of parameters, gradients and optimizer state{copies}; "
             + ("" if self.shard_placement == "even" else f"parameters are padded to a multiple of {ranks} rows; ")
-            + "the inner micro-batches of an accumulated update do not communicate, and hold whole gradients meanwhile; "
+            + "inner micro-batches of an accumulated update do not communicate and hold whole gradients meanwhile; "
             "manual optimization and on_skip reduce in every micro-batch",
         )
 

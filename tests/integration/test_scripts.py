@@ -167,7 +167,7 @@ def test_what_cannot_be_handed_over_is_named_by_its_path():
     with pytest.raises(LaunchError, match=r"^module\.layer\.lock \(a _thread\.lock\) cannot be handed to worker"):
         quiet(devices=2).fit(module, DataLoader(torch.ones(8, 1), 2))
     data = DataLoader([torch.ones(1)] * 8, 2, sampler=(i for i in range(8)))
-    with pytest.raises(LaunchError, match=r"^job\.train_loader.*sampler \(a generator\)"):
+    with pytest.raises(LaunchError, match=r"^train_dataloaders.*sampler \(a generator\)"):
         quiet(devices=2).fit(InThisFile(), data)
     callback = trivet.Callback()
     callback.connections = {"main": [threading.Lock()]}

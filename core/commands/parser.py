@@ -56,7 +56,12 @@ def build_parser(
         parser.add_argument("--json", action="store_true", help="print JSON, the conflicts as well")
     else:
         parser.add_argument("--ckpt_path", type=str | None, default=None, help="the checkpoint to start from")
-        parser.add_argument("--seed", type=int | None, default=None, help="seed for python, numpy, torch and the data")
+        parser.add_argument(
+            "--seed",
+            type=int | None,
+            default=0,
+            help="seed for python, numpy, torch and the data: the same command gives the same result; null draws one",
+        )
     parameters = inspect.signature(trainer_class).parameters
     for key in (*PLUGINS, *CLASSES):
         target = selection.targets.get(key)

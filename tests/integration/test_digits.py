@@ -54,6 +54,10 @@ def test_by_class_path_on_one_process(tmp_path: Path) -> None:
     found = LINE.search(out)
     assert found is not None, out
     assert found[2] == "46"
+    again = command(program, tmp_path, "--max_epochs", "2", "--model.width=8", "--data.batch_size", "64", "--seed", "1")
+    assert LINE.search(again)[0].split("; checkpoint")[0] == found[0].split("; checkpoint")[0]
+    same = [command(program, tmp_path, "--max_epochs", "1", "--model.width=8") for _ in range(2)]  # without a seed
+    assert len({LINE.search(out)[0].split("; checkpoint")[0] for out in same}) == 1
 
 
 @pytest.mark.slow

@@ -197,6 +197,13 @@ def load_by_name(
                 f"parameter group {index} differs: only in the checkpoint {sorted(set(old['params']) - set(here))}, "
                 f"only here {sorted(set(here) - set(old['params']))}."
             )
+        lacking = sorted(set(group) - set(old))
+        if lacking:
+            raise CheckpointError(
+                f"parameter group {index} of the checkpoint's optimizer has no {lacking}, which "
+                f"{type(optimizer).__name__} needs: it was written with another optimizer. Use the same one, or start "
+                "afresh from the weights alone."
+            )
         ids.update(zip(here, group["params"], strict=True))
         params.update(zip(here, optimizer.param_groups[index]["params"], strict=True))
         groups.append({**{k: v for k, v in old.items() if k != "params"}, "params": group["params"]})

@@ -109,7 +109,11 @@ def make_loggers(logger: bool | Logger | list[Logger] | None, root: Path) -> lis
         from .loggers.csv import CSVLogger
 
         return [CSVLogger(root)]
-    return list(logger) if isinstance(logger, (list, tuple)) else [logger]
+    found = list(logger) if isinstance(logger, (list, tuple)) else [logger]
+    for one in found:
+        if not isinstance(one, Logger):
+            raise ConfigurationError(f"logger: expected True, False or trivet loggers, got {one!r}.")
+    return found
 
 
 def make_callbacks(

@@ -250,7 +250,7 @@ def weigh_skipped(run: Run, window: Window) -> bool:
 
 def manual_result(run: Run) -> StepResult | None:
     """One result for all optimizers that the module stepped: an update counts once, None where none stepped."""
-    results, run.manual_results = run.manual_results, []
+    results, run.manual_results, run.backwards = run.manual_results, [], 0
     if run.toggled:
         run.untoggle()
     if not results:
@@ -273,13 +273,19 @@ def step_schedules(run: Run, interval: str, with_metric: bool | None = None) -> 
 
 
 def monitored(run: Run, schedule: Schedule) -> float:
-    """The newest value of a schedule's metric."""
+    """The newest value of a schedule's metric, the same on all ranks: a collective where there are several."""
     available = run.trainer.callback_metrics
     if schedule.monitor not in available:
         raise ConfigurationError(
             f"a scheduler monitors {schedule.monitor!r}, which was never logged. Logged so far: {sorted(available)}."
         )
-    return available[schedule.monitor]
+    value = available[schedule.monitor]
+    if run.world.world_size == 1:
+        return value
+    # a step's value is this rank's own: schedules that act on different numbers would let the ranks' weights differ
+    mean = torch.tensor(value, dtype=torch.float64, device=run.group.device)
+    torch.distributed.all_reduce(mean)  # all ranks: they have the same schedules
+    return float(mean.item()) / run.world.world_size
 
 
 # --------------------------------------------------------------------------------------------------------- validation

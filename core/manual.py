@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
 
 from . import gradients
 from .errors import ConfigurationError
@@ -55,9 +56,17 @@ class ManualOptimizer:
             param.grad = held if param.grad is None else param.grad + held
         self._aside = {}
         engine = run.engine
+        weighted = engine.scaler is not None or (run.micro is not None and run.micro.weight is not None)
+        if weighted and not run.backwards:
+            raise ConfigurationError(
+                "optimizer.step() was called without self.manual_backward(loss) before: the loss has to be scaled "
+                "(fp16) or weighted by its samples. Write self.manual_backward(loss) instead of loss.backward()."
+            )
+        run.stepping = True
         result = engine.strategy.optimizer_step(
             engine.root, [self.optimizer], clip=engine.clip, scaler=engine.scaler, before_step=run.before_step
         )
+        run.stepping = False
         torch.clear_autocast_cache()  # the step runs inside autocast, which would go on with casts of the old weights
         run.manual_results.append(result)
         return None
@@ -86,10 +95,25 @@ class ManualOptimizer:
             torch.clear_autocast_cache()  # the optimizer has moved the weights since the last evaluation
             return closure()
 
+        run.stepping = True
         value = self.optimizer.step(evaluate)
+        run.stepping = False
         torch.clear_autocast_cache()
         run.manual_results.append(StepResult())
         return value
+
+
+def guard(run: Run, optimizer: Optimizer) -> RemovableHandle:
+    """Refuse steps of the optimizer itself in a run: they would neither be reduced over ranks nor be counted."""
+
+    def check(optimizer: Optimizer, args: object, kwargs: object) -> None:
+        if not run.stepping:
+            raise ConfigurationError(
+                f"{type(optimizer).__name__}.step() was called on the optimizer itself. Take it from "
+                "self.optimizers(), whose step() averages gradients over the ranks, unscales, clips and is counted."
+            )
+
+    return optimizer.register_step_pre_hook(check)
 
 
 def toggle(run: Run, optimizer: Any) -> None:

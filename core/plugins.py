@@ -22,6 +22,7 @@ from torch.optim import Optimizer
 
 from . import gradients
 from .casting import cast_
+from .errors import ConfigurationError
 from .launch.world import World
 from .layout import whole
 from .scaling import LossScaler
@@ -342,7 +343,7 @@ class Strategy(Plugin):
     def loss_of(self, micro: MicroBatch, scale: float | None) -> Tensor | None:
         """The weighted and scaled loss in a step's output; None, and ``output`` set to None, where it is skipped."""
         output = micro.output
-        loss: Tensor | None = output if isinstance(output, Tensor) or output is None else output.get("loss")
+        loss = output if isinstance(output, Tensor) or output is None else loss_in(output)
         if loss is None:
             micro.output = None
             return None
@@ -495,3 +496,14 @@ class Strategy(Plugin):
 
     def teardown(self, root: nn.Module) -> None:
         """Called once at the end, also after an exception; must not communicate."""
+
+
+def loss_in(output: Any) -> Tensor | None:
+    """The loss in what a step returned beside a tensor or None: a mapping that names it. Raises ConfigurationError."""
+    if not isinstance(output, Mapping) or "loss" not in output:
+        found = f"a mapping with the keys {sorted(map(str, output))}" if isinstance(output, Mapping) else repr(output)
+        raise ConfigurationError(
+            f"training_step returned {found}; expected the loss, a mapping with it under 'loss', or None to skip."
+        )
+    loss: Tensor | None = output["loss"]
+    return loss

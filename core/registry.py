@@ -162,7 +162,8 @@ def _not_found(kind: str, name: str, listed: list[Entry], unreadable: list[str])
     available = {entry.name if counts[entry.name] == 1 else entry.qualified for entry in listed}
     if kind in AUTO:
         available.add("auto")
-    near = get_close_matches(name, sorted({*available, *counts, *ALIASES.get(kind, {})}), n=1, cutoff=0.5)
+    aliases = {alias for alias, meant in ALIASES.get(kind, {}).items() if meant in counts}
+    near = get_close_matches(name, sorted({*available, *counts, *aliases}), n=1, cutoff=0.5)
     text = f"no {kind} is named {name!r}."
     if canonical(kind, name) != name:
         text = f"no {kind} is named {canonical(kind, name)!r}, for which {name!r} is an alias."

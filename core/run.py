@@ -71,6 +71,8 @@ class Run:
     toggled: dict[nn.Parameter, bool] = field(default_factory=dict)
     first: FirstUpdate | None = None
     before_step: Callable[[Optimizer], None] | None = None
+    backwards: int = 0  # calls of manual_backward in the current update
+    stepping: bool = False  # whether a manual step is on its way through the strategy
     resumed: bool = False
     ends_epoch: bool = False  # whether the newest update was the epoch's last, as far as the data knows
     # The update that Python's and numpy's streams were last seeded for, which nothing has drawn from since
@@ -94,10 +96,14 @@ class Run:
             self.before_step = lambda optimizer: call(self.hooks.on_before_optimizer_step, optimizer)
         self._wrapped = [manual.ManualOptimizer(optimizer, self) for optimizer in self.engine.optimizers]
 
+        manually = self.train_data is not None and not self.module.automatic_optimization
+        self.guards = [manual.guard(self, optimizer) for optimizer in self.engine.optimizers] if manually else []
+
     def optimizers(self) -> list[Any]:
         return list(self.engine.optimizers) if self.module.automatic_optimization else list(self._wrapped)
 
     def manual_backward(self, loss: Tensor) -> None:
+        self.backwards += 1
         if self.micro is not None and self.micro.weight is not None:
             loss = loss * self.micro.weight
         if self.engine.scaler is not None:

@@ -161,6 +161,8 @@ def release(run: Run) -> None:
     """Let go of what the strategy and the check of the first update put around the module."""
     if run.first is not None:
         run.first.stop()
+    for guard in run.guards:
+        guard.remove()
     run.engine.strategy.teardown(run.engine.root)
     run.engine.root = run.engine.step
 

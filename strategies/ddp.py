@@ -8,7 +8,6 @@ from dataclasses import replace
 from inspect import signature
 from typing import Any
 
-import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from trivet.errors import ConfigurationError
@@ -124,8 +123,5 @@ def _hook(name: str, rank: int) -> tuple[Any, Callable[..., Any]]:
     if name == "fp16":
         return None, default_hooks.fp16_compress_hook
 
-    def bf16(state: Any, bucket: Any) -> torch.futures.Future[torch.Tensor]:
-        # torch refuses its own hook on gloo by the function's name, though gloo reduces bfloat16
-        return default_hooks.bf16_compress_hook(state, bucket)
-
-    return None, bf16
+    # torch refuses its own hook on gloo by the function's name, though gloo reduces bfloat16; and it reads annotations
+    return None, lambda state, bucket: default_hooks.bf16_compress_hook(state, bucket)

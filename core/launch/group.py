@@ -95,20 +95,19 @@ class Group:
         self._calls[key] += 1
         keys = [f"{call}/{rank}" for rank in range(self.world.world_size)]
         self.store.set(keys[self.world.rank], value)
-        deadline = time.monotonic() + timeout_s
-        while True:
-            try:
-                self.store.wait(keys, timedelta(seconds=min(_POLL_S, timeout_s)))
-                return [text.decode() for text in self.store.multi_get(keys)]
-            except dist.DistStoreError as error:
-                if (failure := self._peer_failure()) is not None:
-                    raise failure from error
-                if time.monotonic() > deadline:
-                    missing = [rank for rank, name in enumerate(keys) if not self.store.check([name])]
-                    raise LaunchError(
-                        f"waited {timeout_s:g} s for {key!r} from every rank; nothing came from rank "
-                        f"{', '.join(map(str, missing))}. They are stuck, have ended, or took another path in the code."
-                    ) from error
+        started = time.monotonic()
+        while not self.store.check(keys):  # not store.wait, whose time-outs torch reports on stderr, from every rank
+            if (failure := self._peer_failure()) is not None:
+                raise failure
+            waited = time.monotonic() - started
+            if waited > timeout_s:
+                missing = [rank for rank, name in enumerate(keys) if not self.store.check([name])]
+                raise LaunchError(
+                    f"waited {timeout_s:g} s for {key!r} from every rank; nothing came from rank "
+                    f"{', '.join(map(str, missing))}. They are stuck, have ended, or took another path in the code."
+                )
+            time.sleep(min(waited / 10, _POLL_S))
+        return [text.decode() for text in self.store.multi_get(keys)]
 
     def barrier(self) -> None:
         """Wait for all ranks, through the store. All ranks call it."""

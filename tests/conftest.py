@@ -6,3 +6,13 @@ import os
 
 # Two worker processes with a thread per core each would wait for one another on a small machine.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import pytest
+
+
+@pytest.fixture(autouse=True)
+def _seeded() -> None:
+    """Every test begins with the same random numbers: torch seeds itself at random in each process."""
+    import torch
+
+    torch.manual_seed(0)

@@ -48,7 +48,7 @@ def train(accelerator, precision):
     plan = trainer.plan(module)
     return {
         **module.seen,
-        "stored": {p.dtype for p in module.parameters()} | {p.grad.dtype for p in module.parameters()} | set(states),
+        "stored": {t.dtype for p in module.parameters() for t in (p, p.grad) if t is not None} | set(states),
         "plan": (plan.precision, plan.param_dtype, plan.compute_dtype),
         "printed": str(plan),
     }

@@ -67,6 +67,7 @@ def negotiate(
         param_dtype=_dtype_name(policy.param),
         compute_dtype=_dtype_name(policy.compute),
         reduce_dtype=_dtype_name(policy.reduce),
+        state_dtype=_dtype_name(strategy.plugin.state_dtype(policy)),
         backend=accelerator.plugin.collective_backend if world_size > 1 else None,
         devices=request.devices,
         device_ids=request.device_ids,

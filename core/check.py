@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from .errors import PlanMismatch
 
@@ -14,6 +16,7 @@ if TYPE_CHECKING:
     from .engine import Engine
     from .launch.world import World
 
+FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 # Layers whose output has the compute dtype under every policy. Norms and losses may stay in float32 under autocast.
 MATMUL_LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Bilinear)
 
@@ -23,14 +26,22 @@ def name_of(dtype: torch.dtype) -> str:
 
 
 class FirstUpdate:
-    """Watches one update. `finish` raises `PlanMismatch` with every difference; costs nothing afterwards."""
+    """Watches one update. `finish` raises `PlanMismatch` with every difference; costs nothing afterwards.
+
+    Made before any step runs, since a step may put what it likes into a buffer; `watch` comes right before the update.
+    """
 
     def __init__(self, engine: Engine, plan: Plan, world: World) -> None:
         self.engine, self.plan, self.world = engine, plan, world
         self.activations: set[str] = set()
+        self.handles: list[RemovableHandle] = []
+        self.buffers = list(self._buffer_differences())
+
+    def watch(self) -> None:
+        """Record what layers give from now on."""
         self.handles = [
             layer.register_forward_hook(self._record)
-            for layer in engine.module.modules()
+            for layer in self.engine.module.modules()
             if isinstance(layer, MATMUL_LAYERS)
         ]
 
@@ -54,7 +65,7 @@ class FirstUpdate:
         for handle in self.handles:
             handle.remove()
 
-    def _differences(self) -> Any:
+    def _differences(self) -> Iterator[str]:
         plan, stored = self.plan, self.engine.strategy.storage_device(torch.device(self.plan.device_type))
         for name, param in self.engine.module.named_parameters():
             if param.is_floating_point() and name_of(param.dtype) != plan.param_dtype:
@@ -66,9 +77,31 @@ class FirstUpdate:
             if param.grad is not None and param.is_floating_point() and param.grad.dtype != param.dtype:
                 yield f"the gradient of {name!r} is {name_of(param.grad.dtype)}, its parameter {name_of(param.dtype)}"
                 break
+        yield from self.buffers[:1]
+        yield from self._state_differences()
         for name, param in self.engine.module.named_parameters():
             if param.device.type != stored.type:
                 yield f"parameter {name!r} is on {param.device}, planned {stored.type}"
                 break
         if self.world.world_size != plan.world_size:
             yield f"the run has {self.world.world_size} processes, planned {plan.world_size}"
+
+    def _buffer_differences(self) -> Iterator[str]:
+        """Narrower ones; a wider buffer may be meant so."""
+        planned = getattr(torch, self.plan.param_dtype)
+        for name, buffer in self.engine.module.named_buffers():
+            if buffer.dtype in FLOATS and torch.promote_types(buffer.dtype, planned) != buffer.dtype:
+                yield f"buffer {name!r} is {name_of(buffer.dtype)}, planned {self.plan.param_dtype}"
+
+    def _state_differences(self) -> Iterator[str]:
+        """Of torch's own optimizers, whose state has the dtype of what they step; others choose theirs."""
+        for optimizer in self.engine.optimizers:
+            if not type(optimizer).__module__.startswith("torch.optim."):
+                continue
+            for key, value in (pair for state in optimizer.state.values() for pair in state.items()):
+                if not isinstance(value, Tensor) or not value.dim() or value.dtype not in FLOATS:
+                    continue
+                if name_of(value.dtype) != self.plan.state_dtype:
+                    name = type(optimizer).__name__
+                    yield f"{name} keeps {key!r} in {name_of(value.dtype)}, planned {self.plan.state_dtype}"
+                    return

@@ -37,6 +37,7 @@ def fit(run: Run) -> None:
     """Train until a limit is reached. Everything is built and, on resume, restored."""
     hooks, module = run.hooks, run.module
     call(hooks.on_fit_start)
+    first = FirstUpdate(run.engine, run.plan, run.world)
     if run.limits.sanity_batches and run.val_data and not run.resumed:
         run.trainer.sanity_checking = True
         call(hooks.on_sanity_check_start)
@@ -45,7 +46,8 @@ def fit(run: Run) -> None:
         run.trainer.sanity_checking = False
     module.train()
     run.metrics = run.train_metrics
-    run.first = FirstUpdate(run.engine, run.plan, run.world)
+    first.watch()
+    run.first = first
     call(hooks.on_train_start)
     started, before = time.monotonic(), run.progress.seconds
     while not finished(run):

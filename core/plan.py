@@ -14,9 +14,10 @@ class Plan:
 
     ``strategy``, ``accelerator`` and ``precision`` are names; ``distributions``, ``versions`` and ``options`` tell more
     of each, by kind. ``devices`` counts processes per node, ``device_ids`` says which devices they use where the user
-    listed them. ``backend`` is None for one process. Dtypes are names such as ``"bfloat16"``. ``accumulate`` is None as
-    long as it follows from ``global_batch_size`` and the loader. ``launcher`` is ``"single"`` (this process),
-    ``"local"`` or the environment that started the processes. ``notes`` are sentences for the user.
+    listed them. ``backend`` is None for one process. Dtypes are names such as ``"bfloat16"``; ``state_dtype`` is the
+    optimizer state's. ``accumulate`` is None as long as it follows from ``global_batch_size`` and the loader.
+    ``launcher`` is ``"single"`` (this process), ``"local"`` or the environment that started the processes. ``notes``
+    are sentences for the user.
     """
 
     strategy: str
@@ -26,6 +27,7 @@ class Plan:
     param_dtype: str
     compute_dtype: str
     reduce_dtype: str
+    state_dtype: str = ""  # of plans written before it was a field
     backend: str | None = None
     devices: int = 1
     device_ids: tuple[int, ...] | None = None
@@ -70,7 +72,7 @@ class Plan:
             ("processes", self._processes()),
             ("device", f"{self.device_type}, {f'collectives by {self.backend}' if self.backend else 'no collectives'}"),
             ("mesh", " x ".join(f"{name}={size}" for name, size in self.mesh.items()) or "none"),
-            ("parameters", f"{self.param_dtype}, and so the optimizer state"),
+            ("parameters", self._parameters()),
             ("compute", self.compute_dtype),
             ("reduction", self.reduce_dtype),
             ("loss scaling", self._scaling()),
@@ -99,6 +101,11 @@ class Plan:
         ids = f", on devices {', '.join(map(str, self.device_ids))}" if self.device_ids is not None else ""
         per_node = f" ({self.devices} on each of {self.num_nodes} nodes)" if self.num_nodes > 1 else ""
         return f"{self.world_size}{per_node}, {started}{ids}"
+
+    def _parameters(self) -> str:
+        if self.state_dtype in ("", self.param_dtype):
+            return f"{self.param_dtype}, and so the optimizer state"
+        return f"{self.param_dtype}; the optimizer steps a copy in {self.state_dtype}, and so is its state"
 
     def _scaling(self) -> str:
         if self.scaling is None:

@@ -307,6 +307,11 @@ class Strategy(Plugin):
         """
         return ()
 
+    def state_dtype(self, policy: Policy) -> torch.dtype:
+        """The dtype of what optimizers step, and so of their state: that of the parameters, unless the strategy keeps
+        a copy of its own. Pure; before launch."""
+        return policy.param
+
     def mesh_dims(self, world_size: int) -> dict[str, int]:
         """Names and sizes of the mesh dimensions, their product being the world size. Pure; called before launch."""
         return {"dp": world_size}

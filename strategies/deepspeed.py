@@ -16,7 +16,7 @@ from torch.distributed import HashStore  # type: ignore[attr-defined]
 from torch.optim import Optimizer
 from trivet import gradients
 from trivet.errors import CheckpointError, ConfigurationError, PluginBroken, TrivetError
-from trivet.plugins import APPLIED, Choice, Clip, Context, MicroBatch, StepResult, Strategy
+from trivet.plugins import APPLIED, Choice, Clip, Context, MicroBatch, Policy, StepResult, Strategy
 from trivet.scaling import LossScaler
 from trivet.strategies import deepspeed_config as configuration
 from trivet.strategies.deepspeed_engine import Loss, Root, load
@@ -90,6 +90,9 @@ class DeepSpeed(Strategy):
         if choice.on_skip is not None:
             yield "on_skip", "DeepSpeed reduces gradients in backward, which a rank cannot leave out."
         yield from self._contradictions(choice)
+
+    def state_dtype(self, policy: Policy) -> torch.dtype:
+        return torch.float32  # its engines for 16 bits step a copy
 
     def _contradictions(self, choice: Choice) -> Iterator[tuple[str, str]]:
         return configuration.contradictions(self.file, self.config, self._wishes(choice))

@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from trivet.testing import cells
+from trivet.testing.pool import Pools
 
-from . import cells
-from .pool import Pools
+from . import record
 
 RESULTS: dict[cells.Item, str] = {}
 STARTED: list[str] = []  # the commit at which the session began
@@ -40,9 +41,9 @@ def pytest_terminal_summary(terminalreporter: Any, exitstatus: int) -> None:
     if not RESULTS:
         return
     terminalreporter.section("conformance")
-    lines = cells.table(RESULTS)
+    lines = cells.table(RESULTS, record.expected())
     terminalreporter.write_line("\n".join(lines))
-    everything = cells.items(cells.admitted(cells.all_cells()))
+    everything = cells.items(record.admitted(cells.all_cells()))
     left_out = len(everything) - len(RESULTS)
     hint = "" if left_out == 0 else " (TRIVET_CI_FULL=1 runs all)"
     terminalreporter.write_line(f"{len(RESULTS)} checks in cells ran, {left_out} were left out{hint}.")

@@ -6,18 +6,19 @@ import ast
 from pathlib import Path
 
 import pytest
+from trivet.testing import cells, reference, subject
+from trivet.testing.checks import CHECKS
+from trivet.testing.pool import Pool, Pools, TaskFailed
 
-from . import cells, reference, subject
-from .checks import CHECKS
-from .pool import Pool, Pools, TaskFailed
+from . import record
 
-EVERYTHING = cells.items(cells.admitted(cells.all_cells()))
-REFUSED = [cell for cell in cells.all_cells() if cells.expected().get(str(cell), "ok") != "ok"]
+EVERYTHING = cells.items(record.admitted(cells.all_cells()))
+REFUSED = [cell for cell in cells.all_cells() if record.expected().get(str(cell), "ok") != "ok"]
 
 
 @pytest.mark.parametrize(
     "conformance_item",
-    EVERYTHING if cells.FULL else cells.cover(EVERYTHING),
+    EVERYTHING if record.FULL else cells.cover(EVERYTHING),
     ids=lambda item: f"{item[0]}-{item[1]}",
 )
 def test_trains_like_the_reference(conformance_item: cells.Item, pools: Pools) -> None:
@@ -26,13 +27,15 @@ def test_trains_like_the_reference(conformance_item: cells.Item, pools: Pools) -
 
 
 def test_every_cell_has_the_outcome_on_record() -> None:
-    assert cells.outcomes() == cells.expected(), "regenerate with `python -m conformance.cells --write`, and look at it"
+    assert cells.outcomes() == record.expected(), (
+        "regenerate with `python -m conformance.record --write`, and look at it"
+    )
 
 
 @pytest.mark.parametrize("world_size", sorted({cell.world_size for cell in REFUSED}))
 def test_refused_cells_are_refused_on_all_ranks_before_anything_starts(world_size: int, pools: Pools) -> None:
     for cell in (cell for cell in REFUSED if cell.world_size == world_size):
-        assert set(pools[world_size].run(refusal, cell)) == {cells.expected()[str(cell)]}
+        assert set(pools[world_size].run(refusal, cell)) == {record.expected()[str(cell)]}
 
 
 def refusal(cell: subject.Cell) -> str:

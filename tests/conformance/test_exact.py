@@ -6,12 +6,13 @@ from typing import Any
 
 import pytest
 import torch
+from trivet.testing import reference, subject
+from trivet.testing.checks import close, compare, losses
+from trivet.testing.pool import Pools, TaskFailed
+from trivet.testing.reference import Dtypes, Recipe
+from trivet.testing.subject import Cell
 
-from . import mutants, reference, subject
-from .checks import close, compare, losses
-from .pool import Pools, TaskFailed
-from .reference import Dtypes, Recipe
-from .subject import Cell
+from . import mutants
 
 FP64 = Dtypes(torch.float64, torch.float64)
 FROZEN = ("fc1.weight", "fc1.bias", "offset")

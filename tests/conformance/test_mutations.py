@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import pytest
+from trivet.testing import reference, subject
+from trivet.testing.checks import CHECKS, compare
+from trivet.testing.pool import Pools, TaskFailed
+from trivet.testing.reference import Recipe
+from trivet.testing.subject import Cell
 
-from . import mutants, subject
-from .checks import CHECKS, Recipe, compare, reference
-from .pool import Pools, TaskFailed
-from .subject import Cell
+from . import mutants
 
 CAUGHT = {
     "no reduction": (Cell(mutants.DoesNotReduce(), "fp32", 2), "parity", "losses"),

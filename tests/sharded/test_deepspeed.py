@@ -14,11 +14,11 @@ import deepspeed_runs
 import pytest
 import torch
 import trivet
-from conformance.pool import Pools, TaskFailed
 from deepspeed_runs import Net, Outcome
 from trivet.callbacks.callback import Callback
 from trivet.checkpoint import directory
 from trivet.errors import CheckpointError, ConfigurationError, PlanError, PluginBroken, TrivetError
+from trivet.testing.pool import Pools, TaskFailed
 
 pytestmark = pytest.mark.deepspeed
 needs_deepspeed = pytest.mark.skipif(

@@ -12,10 +12,10 @@ from typing import Any
 import fsdp_runs as runs
 import pytest
 import torch
-from conformance.pool import Pools, TaskFailed
 from torch.utils.data import DataLoader
 from trivet.errors import ConfigurationError, PlanError
 from trivet.strategies.fsdp import FSDP
+from trivet.testing.pool import Pools, TaskFailed
 
 CLIP = {"gradient_clip_val": 0.1}
 

@@ -11,7 +11,6 @@ import pytest
 import torch
 import trivet
 import zero_runs
-from conformance.pool import Pools
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 from trivet import registry
@@ -20,6 +19,7 @@ from trivet.strategies.ddp import DDP
 from trivet.strategies.elementwise import ELEMENTWISE
 from trivet.strategies.slices import Bucket, buckets, rows
 from trivet.strategies.zero import Zero
+from trivet.testing.pool import Pools
 from zero_runs import Outcome
 
 TRAINED = {"first.weight": 15, "first.bias": 5, "second.weight": 15, "second.bias": 3, "scale": 1, "sometimes": 3}

@@ -6,7 +6,7 @@ It imports nothing of Trivet (a test sees to it), so that a mistake of Trivet's 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -80,7 +80,8 @@ def add_layers(module: nn.Module, dropout: float = 0.0) -> None:
 def forward(module: Any, x: Tensor) -> Tensor:
     hidden = torch.tanh(module.fc1(x))
     hidden = module.drop(torch.tanh(module.fc2(hidden)))
-    return module.fc3(hidden) + module.offset
+    output: Tensor = module.fc3(hidden) + module.offset
+    return output
 
 
 def loss_of(module: Any, batch: tuple[Tensor, ...]) -> Tensor:
@@ -90,7 +91,8 @@ def loss_of(module: Any, batch: tuple[Tensor, ...]) -> Tensor:
     if not lengths:
         return SHRINK * error.mean()
     mask = torch.arange(x.shape[1]) < lengths[0][:, None]
-    return SHRINK * (error.mean(-1) * mask).sum() / mask.sum()
+    loss: Tensor = SHRINK * (error.mean(-1) * mask).sum() / mask.sum()
+    return loss
 
 
 def second_loss_of(module: Any, batch: tuple[Tensor, ...]) -> Tensor:
@@ -100,7 +102,8 @@ def second_loss_of(module: Any, batch: tuple[Tensor, ...]) -> Tensor:
 def separate_loss_of(module: Any, batch: tuple[Tensor, ...]) -> Tensor:
     """Depends on the second optimizer's parameters only."""
     constant = module.fc3(batch[0].new_ones(len(batch[0]), 7))  # called, since a sharded weight is whole only in there
-    return SHRINK * ((constant + module.offset - batch[1]) ** 2).mean()
+    loss: Tensor = SHRINK * ((constant + module.offset - batch[1]) ** 2).mean()
+    return loss
 
 
 class Net(nn.Module):
@@ -144,7 +147,7 @@ class Scale:
         self.value, self.growth, self.backoff, self.interval = dtypes.scaling or (1.0, 1.0, 1.0, 1)
         self.good, self.overflowed = 0, False
 
-    def unscale(self, parameters: list[Tensor]) -> bool:
+    def unscale(self, parameters: Sequence[Tensor]) -> bool:
         grads = [p.grad for p in parameters if p.grad is not None]
         if self.on and not all(torch.isfinite(g).all() for g in grads):
             self.overflowed = True
@@ -174,9 +177,9 @@ def train(recipe: Recipe, batches_per_update: int, dtypes: Dtypes = Dtypes()) ->
     for name in recipe.frozen:
         names[name].requires_grad_(False)
 
-    def backward_and_step(loss: Tensor, group: list[Tensor], optimizer: torch.optim.Optimizer) -> bool:
+    def backward_and_step(loss: Tensor, group: Sequence[Tensor], optimizer: torch.optim.Optimizer) -> bool:
         optimizer.zero_grad()
-        (loss * scale.value).backward()
+        (loss * scale.value).backward()  # type: ignore[no-untyped-call]
         if not scale.unscale(group):
             return False
         if not record.first_gradients:

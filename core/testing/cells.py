@@ -1,32 +1,23 @@
 """The cells of the matrix, which of them negotiation admits, and which ones a default run takes.
 
 Strategies and precisions are those that the distribution trivet registers: a new one joins by its entry point.
-``python -m conformance.cells`` (in ``tests``) prints the outcome of every cell; ``--write`` puts it into
-``expected.json``, which a test compares.
 """
 
 from __future__ import annotations
 
-import json
-import os
 import re
-import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from itertools import combinations, product
-from pathlib import Path
 
-from trivet import registry
-from trivet.capabilities import resolve
-from trivet.errors import PlanError, PluginBroken
-from trivet.launch.world import World
-
+from .. import registry
+from ..capabilities import resolve
+from ..errors import PlanError, PluginBroken
+from ..launch.world import World
 from .checks import CHECKS, checks_of
 from .subject import Cell
 
-EXPECTED = Path(__file__).with_name("expected.json")
 WORLD_SIZES = (1, 2, 4)
-FULL = os.environ.get("TRIVET_CI_FULL") == "1"
 
 Item = tuple[Cell, str]  # a cell and the name of a check
 
@@ -79,17 +70,6 @@ def outcomes() -> dict[str, str]:
     return {str(cell): outcome(cell) for cell in all_cells()}
 
 
-def expected() -> dict[str, str]:
-    """What is on record, but for cells of plugins that cannot be used here."""
-    missing = [name for kind in ("strategy", "precision") for name in uninstalled(kind)]
-    record = json.loads(EXPECTED.read_text()).items()
-    return {cell: text for cell, text in record if not any(cell.startswith(f"{name}-") for name in missing)}
-
-
-def admitted(cells: Iterable[Cell]) -> list[Cell]:
-    return [cell for cell in cells if expected().get(str(cell)) == "ok"]
-
-
 def items(cells: Iterable[Cell]) -> list[Item]:
     """Every check of every cell."""
     return [(cell, check.name) for cell in cells for check in checks_of(cell)]
@@ -115,11 +95,13 @@ def cover(everything: Sequence[Item]) -> list[Item]:
     return [item for item in everything if item in chosen]
 
 
-def table(results: dict[Item, str]) -> list[str]:
-    """A Markdown table: one row per strategy and precision, and in each cell what its checks said."""
+def table(results: Mapping[Item, str], known: Mapping[str, str]) -> list[str]:
+    """A Markdown table: one row per strategy and precision, and in each cell what its checks said.
+
+    ``known``: what negotiation says of each cell, as `outcomes` gives it.
+    """
     lines = ["| strategy | precision | " + " | ".join(f"W = {w}" for w in WORLD_SIZES) + " |"]
     lines.append("|---|---|" + "---|" * len(WORLD_SIZES))
-    known = expected()
     for strategy, precision in product(own("strategy"), own("precision")):
         row = []
         for world_size in WORLD_SIZES:
@@ -139,11 +121,3 @@ def table(results: dict[Item, str]) -> list[str]:
         *(f"left out: {text}" for kind in ("strategy", "precision") for text in uninstalled(kind).values()),
     ]
     return [*lines, *([""] if notes else []), *notes]
-
-
-if __name__ == "__main__":
-    kept = json.loads(EXPECTED.read_text()).items() - expected().items()  # of plugins that cannot be asked here
-    text = json.dumps(dict(sorted([*outcomes().items(), *kept])), indent=1) + "\n"
-    if sys.argv[1:] == ["--write"]:
-        EXPECTED.write_text(text)
-    print(text, end="")

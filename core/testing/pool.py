@@ -23,7 +23,7 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
-import cloudpickle
+import cloudpickle  # type: ignore[import-untyped]
 
 AFTER_A_FAILURE_S = 15.0  # what the other ranks get to end by themselves
 LOG_TAIL = 6000
@@ -188,7 +188,7 @@ def _answer(payload: bytes) -> bytes:
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             task, args = cloudpickle.loads(payload)
-            answer = cloudpickle.dumps((task(*args), None, not dist.is_initialized()))
+            answer: bytes = cloudpickle.dumps((task(*args), None, not dist.is_initialized()))
     except BaseException as error:
         failure = Failure(type(error).__name__, str(error), "".join(traceback.format_exception(error)))
         answer = cloudpickle.dumps((None, failure, not dist.is_initialized()))

@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import trivet
 from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
-from trivet import registry
-from trivet.callbacks.checkpoint import Checkpoint
 
+from .. import registry
+from ..callbacks.checkpoint import Checkpoint
+from ..module import Module
+from ..trainer import Trainer
 from . import reference
 from .reference import Dtypes, Recipe, Record
 
@@ -34,7 +35,7 @@ class Cell:
         scaling = wants and (wants.initial, wants.growth, wants.backoff, wants.interval)
         return Dtypes(policy.param, policy.compute, scaling)
 
-    def trainer(self, recipe: Recipe, **options: Any) -> trivet.Trainer:
+    def trainer(self, recipe: Recipe, **options: Any) -> Trainer:
         """A Trainer without anything that the recipe does not ask for."""
         defaults: dict[str, Any] = {
             "max_epochs": recipe.epochs,
@@ -46,7 +47,7 @@ class Cell:
             "enable_checkpointing": False,
             "devices": self.world_size,
         }
-        return trivet.Trainer(
+        return Trainer(
             strategy=self.strategy, accelerator=self.accelerator, precision=self.precision, **{**defaults, **options}
         )
 
@@ -65,7 +66,7 @@ class Seen(Record):
     optimizers: list[Any] = field(default_factory=list)
 
 
-class Subject(trivet.Module):
+class Subject(Module):
     """Trains what the reference trains and records what it sees."""
 
     def __init__(self, recipe: Recipe, odd_rank: int | None = None) -> None:

@@ -179,13 +179,20 @@ def _missing_capabilities(combination: Combination) -> Iterator[Problem]:
             yield _missing("this run", side, missing, (kind,))
 
 
+def nearest(name: str, names: Iterable[str]) -> str:
+    """The capability name that ``name`` may be a misspelling of, or an empty string."""
+    return next(iter(get_close_matches(name, sorted(names), n=1, cutoff=0.8)), "")
+
+
 def _missing(wanting: str, offering: Party, missing: frozenset[str], axes: tuple[str, ...]) -> Problem:
     reason = f"the first wants {', '.join(map(repr, sorted(missing)))}, which the second does not offer."
-    for name in sorted(missing - KNOWN[offering.kind]):
-        if near := get_close_matches(name, sorted(KNOWN[offering.kind] | offering.offers), n=1, cutoff=0.8):
-            reason += (
-                f" No {offering.kind} of Trivet's offers anything named {name!r}; did its author mean {near[0]!r}?"
-            )
+    known = KNOWN[offering.kind]
+    for name in sorted(missing - known):
+        if near := nearest(name, known | offering.offers):
+            reason += f" No {offering.kind} of Trivet's offers anything named {name!r}; did its author mean {near!r}?"
+    for name in sorted(offering.offers - known):
+        if (near := nearest(name, known)) in missing:
+            reason += f" It offers {name!r}; did its author mean {near!r}?"
     return Problem((wanting, str(offering)), reason, axes)
 
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import importlib
 import inspect
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from difflib import get_close_matches
 from typing import Any
 
 from .errors import ConfigurationError, PluginBroken, PluginInvalid
+from .requirements import trivet_wanted
 
 # Where each kind's base class is; imported when a plugin of that kind is selected, since most of them import torch.
 _BASES = {
@@ -19,6 +20,9 @@ _BASES = {
     "logger": ("loggers.logger", "Logger"),
     "callback": ("callbacks.callback", "Callback"),
 }
+
+# The first version of Trivet that spoke each number of `plugins.INTERFACE`.
+SPOKEN_SINCE = {1: "0.1"}
 
 
 def base_class(kind: str) -> type[Any] | None:
@@ -30,7 +34,7 @@ def base_class(kind: str) -> type[Any] | None:
     return base
 
 
-def check_class(who: str, cls: type[Any], kind: str) -> None:
+def check_class(who: str, cls: type[Any], kind: str, distribution: str = "") -> None:
     """Raise PluginInvalid unless ``cls`` can be used wherever its kind's base class is. ``who`` starts the message."""
     base = base_class(kind)
     if base is None:
@@ -41,16 +45,52 @@ def check_class(who: str, cls: type[Any], kind: str) -> None:
         )
     spoken = getattr(base, "interface", None)
     if spoken is not None and cls.interface != spoken:
-        raise PluginInvalid(
-            f"{who} speaks interface {cls.interface!r} of {base.__name__}; this Trivet speaks {spoken}. "
-            f"Install a version of the plugin made for it."
-        )
+        raise PluginInvalid(_another_interface(f"{who} speaks interface {cls.interface!r}", cls, spoken, distribution))
     if missing := [*sorted(getattr(cls, "__abstractmethods__", ())), *_unset_attributes(cls, base)]:
         raise PluginInvalid(f"{who} does not define {', '.join(missing)}, which {base.__name__} asks for.")
     if problems := [
         problem for name in dir(base) if not name.startswith("_") and (problem := _difference(cls, base, name))
     ]:
         raise PluginInvalid(f"{who} differs from {base.__name__}: {'; '.join(problems)}.")
+
+
+def _another_interface(who: str, cls: type[Any], spoken: int, distribution: str) -> str:
+    """The refusal of an interface number, with the version of Trivet that speaks it as far as that can be known."""
+    import trivet
+
+    number, plugin = cls.interface, "the plugin" if distribution in ("", "local") else distribution
+    text = f"{who}; this Trivet ({trivet.__version__}) speaks {spoken}."
+    if number in SPOKEN_SINCE:
+        until = SPOKEN_SINCE.get(number + 1, trivet.__version__)
+        return f"{text} Install Trivet from {SPOKEN_SINCE[number]} to before {until}, or a later release of {plugin}."
+    if not isinstance(number, int) or number < min(SPOKEN_SINCE):
+        return f"{text} No Trivet ever spoke that: install a release of {plugin} that says {spoken}."
+    wanted = trivet_wanted(distribution) if distribution else ""
+    later = f": pip install '{wanted}'" if wanted else f" than {trivet.__version__} (pip install --upgrade trivet)"
+    return f"{text} Install a later Trivet{later}, or a release of {plugin} made for interface {spoken}."
+
+
+def check_answers(who: str, plugin: Any, kind: str) -> None:
+    """Raise PluginInvalid unless what a plugin says of itself before launch has the types that negotiation reads."""
+    if kind not in ("strategy", "accelerator", "precision"):
+        return
+    from .plugins import Needs, Policy
+
+    needs, offers = _ask(who, plugin, "needs"), _ask(who, plugin, "offers")
+    if not isinstance(needs, Needs):
+        raise PluginInvalid(f"{who}: needs is {needs!r}. Expected a trivet.plugins.Needs.")
+    for name, value in {"offers": offers, **{f"needs.{side}": names for side, names in vars(needs).items()}}.items():
+        if not isinstance(value, Set) or not all(isinstance(one, str) for one in value):
+            raise PluginInvalid(f"{who}: {name} is {value!r}. Expected a frozenset of capability names.")
+    if kind == "precision" and not isinstance(policy := _ask(who, plugin, "policy"), Policy):
+        raise PluginInvalid(f"{who}: policy is {policy!r}. Expected a trivet.plugins.Policy.")
+
+
+def _ask(who: str, plugin: Any, name: str) -> Any:
+    try:
+        return getattr(plugin, name)
+    except Exception as error:
+        raise PluginBroken(f"{who}: asking for its {name} raised {type(error).__name__}: {error}.") from error
 
 
 def _unset_attributes(cls: type[Any], base: type[Any]) -> list[str]:
@@ -89,7 +129,7 @@ def _call(signature: inspect.Signature, *, required_only: bool) -> tuple[list[No
     return positional, {p.name: None for p in asked if p.kind is p.KEYWORD_ONLY}
 
 
-def resolve_function(who: str, function: Any, kind: str) -> type[Any] | Callable[..., Any]:
+def resolve_function(who: str, function: Any, kind: str, distribution: str = "") -> type[Any] | Callable[..., Any]:
     """Accept a function whose return annotation is a plugin class, or ``type[...]`` of one.
 
     The first is returned as it is, it takes the options and returns an instance; the second is called, and the class
@@ -118,7 +158,7 @@ def resolve_function(who: str, function: Any, kind: str) -> type[Any] | Callable
         raise PluginBroken(f"{who}: {function.__qualname__}() raised {type(error).__name__}: {error}.") from error
     if not isinstance(made, type):
         raise PluginInvalid(f"{who}: {function.__qualname__}() returned {made!r}, it is annotated to return a class.")
-    check_class(who, made, kind)
+    check_class(who, made, kind, distribution)
     return made
 
 

@@ -6,8 +6,8 @@ Importing this module imports neither torch nor a plugin; `entries` and `find` r
 from __future__ import annotations
 
 import importlib
-import re
 import sys
+import traceback
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -16,7 +16,8 @@ from importlib import metadata
 from typing import Any
 
 from .errors import ConfigurationError, PluginBroken, PluginConflict, PluginNotFound, TrivetError
-from .plugin_checks import base_class, check_class, check_options, resolve_function
+from .plugin_checks import base_class, check_answers, check_class, check_options, resolve_function
+from .requirements import missing_package, normalized
 
 GROUPS = {
     "strategy": "trivet.strategies",
@@ -113,13 +114,13 @@ def _scan(kind: str) -> tuple[list[Entry], list[str]]:
             if f"[{group}]" not in (distribution.read_text("entry_points.txt") or ""):
                 continue
             name, version = distribution.metadata["Name"], distribution.version
-            if _normalized(name) in seen:
+            if normalized(name) in seen:
                 continue
             points = distribution.entry_points.select(group=group)
         except Exception as error:
             unreadable.append(f"{name} ({type(error).__name__}: {error})")
             continue
-        seen.add(_normalized(name))
+        seen.add(normalized(name))
         for point in points:
             found.setdefault((name, point.name), Entry(kind, point.name, name, version, point.value))
     return sorted(found.values(), key=lambda entry: (entry.name, entry.distribution)), unreadable
@@ -143,7 +144,7 @@ def find(kind: str, name: str | int) -> Entry:
     for wanted in (bare, canonical(kind, bare)):
         for entry in listed:
             if entry.name == wanted and (
-                not distribution or _normalized(entry.distribution) == _normalized(distribution)
+                not distribution or normalized(entry.distribution) == normalized(distribution)
             ):
                 by_distribution.setdefault(entry.distribution, entry)
     matches = list(by_distribution.values())
@@ -163,7 +164,8 @@ def _not_found(kind: str, name: str, listed: list[Entry], unreadable: list[str])
     if kind in AUTO:
         available.add("auto")
     aliases = {alias for alias, meant in ALIASES.get(kind, {}).items() if meant in counts}
-    near = get_close_matches(name, sorted({*available, *counts, *aliases}), n=1, cutoff=0.5)
+    names = {known.lower(): known for known in sorted({*available, *counts, *aliases})}
+    near = [names[found] for found in get_close_matches(name.lower(), names, n=1, cutoff=0.5)]
     text = f"no {kind} is named {name!r}."
     if canonical(kind, name) != name:
         text = f"no {kind} is named {canonical(kind, name)!r}, for which {name!r} is an alias."
@@ -173,11 +175,6 @@ def _not_found(kind: str, name: str, listed: list[Entry], unreadable: list[str])
     if unreadable:
         text += f" The entry points of these distributions could not be read: {'; '.join(unreadable)}."
     return text
-
-
-def _normalized(distribution: str) -> str:
-    """PEP 503."""
-    return re.sub(r"[-_.]+", "-", distribution).lower()
 
 
 # ------------------------------------------------------------------------------------------------------------- loading
@@ -195,18 +192,19 @@ def load(kind: str, name: str | int) -> type[Any] | Callable[..., Any]:
 def _load(entry: Entry) -> type[Any] | Callable[..., Any]:
     target = _import(str(entry), entry.target, entry.distribution)
     if isinstance(target, type):
-        check_class(str(entry), target, entry.kind)
+        check_class(str(entry), target, entry.kind, entry.distribution)
         return target
-    return resolve_function(str(entry), target, entry.kind)
+    return resolve_function(str(entry), target, entry.kind, entry.distribution)
 
 
 def _import(who: str, target: str, distribution: str) -> Any:
     module, _, attribute = target.partition("[")[0].strip().partition(":")
+    module = module.strip()
     try:
-        value: Any = importlib.import_module(module.strip())
+        value: Any = importlib.import_module(module)
     except (Exception, SystemExit) as error:
         raise PluginBroken(
-            f"{who} cannot be loaded from {target!r}: {type(error).__name__}: {error}.{_hint(error, distribution)}"
+            f"{who} cannot be loaded from {target!r}: {_told(error)}{missing_package(error, distribution, module)}"
         ) from error
     try:
         for part in attribute.strip().split(".") if attribute.strip() else []:
@@ -216,27 +214,16 @@ def _import(who: str, target: str, distribution: str) -> Any:
     return value
 
 
-def _hint(error: BaseException, distribution: str) -> str:
-    """What to install, as far as the distribution's own metadata tells."""
-    if not isinstance(error, ModuleNotFoundError) or not error.name:
-        return ""
-    missing = _normalized(error.name.partition(".")[0])
-    try:
-        described = metadata.distribution(distribution)
-        requirements, extras = described.requires or [], described.metadata.get_all("Provides-Extra") or []
-    except metadata.PackageNotFoundError:
-        return ""
-    for requirement in requirements:
-        name = re.match(r"[\w.-]+", requirement)
-        if name is None or _normalized(name[0]) != missing:
-            continue
-        extra = re.search(r"""extra\s*==\s*['"]([^'"]+)['"]""", requirement)
-        if extra is None:
-            return f" {distribution} requires {name[0]!r}: pip install {name[0]}"
-        return f" Install it with: pip install '{distribution}[{extra[1]}]'"
-    if extras:
-        return f" {distribution} has the extras {', '.join(extras)}; one of them may bring {error.name!r}."
-    return ""
+def _told(error: BaseException) -> str:
+    """What was raised, and the line that raised it: the last of its traceback that is not of Python's import system."""
+    text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename not in (__file__, importlib.__file__)]
+    frames = [frame for frame in frames if not frame.filename.startswith("<frozen importlib")]
+    if isinstance(error, SyntaxError):
+        return f"{text}."  # says file and line itself
+    return (
+        f"{text} (File {frames[-1].filename!r}, line {frames[-1].lineno}: {frames[-1].line})." if frames else f"{text}."
+    )
 
 
 # -------------------------------------------------------------------------------------------------------------- making
@@ -260,7 +247,7 @@ def make(kind: str, spec: Any) -> Selected:
         return _make_class(kind, spec, {})
     if base is not None and isinstance(spec, base):
         name, distribution, version = _origin(kind, type(spec))
-        check_class(label(kind, name, distribution, version), type(spec), kind)
+        check_class(label(kind, name, distribution, version), type(spec), kind, distribution)
         return _selected(kind, name, spec, distribution, version, {})
     raise ConfigurationError(
         f"{kind}={spec!r} is a {type(spec).__name__}. Expected a name, a "
@@ -288,7 +275,7 @@ def _make_from_mapping(kind: str, spec: dict[str, Any]) -> Selected:
 def _make_class(kind: str, cls: type[Any], options: dict[str, Any]) -> Selected:
     name, distribution, version = _origin(kind, cls)
     who = label(kind, name, distribution, version)
-    check_class(who, cls, kind)
+    check_class(who, cls, kind, distribution)
     return _selected(kind, name, _construct(who, cls, options, distribution), distribution, version, options)
 
 
@@ -296,11 +283,12 @@ def _make_entry(entry: Entry, options: dict[str, Any]) -> Selected:
     factory = _load(entry)
     plugin = _construct(str(entry), factory, options, entry.distribution)
     if not isinstance(factory, type):
-        check_class(str(entry), type(plugin), entry.kind)
+        check_class(str(entry), type(plugin), entry.kind, entry.distribution)
     return _selected(entry.kind, entry.name, plugin, entry.distribution, entry.version, options)
 
 
 def _selected(kind: str, name: str, plugin: Any, distribution: str, version: str, options: dict[str, Any]) -> Selected:
+    check_answers(label(kind, name, distribution, version), plugin, kind)
     # Strategies, accelerators and precisions tell all their options, so that a name and an object give the same Plan.
     known = plugin.options() if kind in ("strategy", "accelerator", "precision") else options
     return Selected(kind, name, plugin, distribution, version, known)
@@ -313,9 +301,7 @@ def _construct(who: str, factory: Callable[..., Any], options: dict[str, Any], d
     except TrivetError:
         raise
     except ImportError as error:
-        raise PluginBroken(
-            f"{who} cannot be made: {type(error).__name__}: {error}.{_hint(error, distribution)}"
-        ) from error
+        raise PluginBroken(f"{who} cannot be made: {_told(error)}{missing_package(error, distribution)}") from error
     except Exception as error:
         raise ConfigurationError(f"{who} refused its options {options!r}: {type(error).__name__}: {error}") from error
 

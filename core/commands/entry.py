@@ -11,7 +11,7 @@ import sysconfig
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ..errors import RankFailed, TrivetError
+from ..errors import PluginError, RankFailed, TrivetError
 
 if TYPE_CHECKING:
     from ..data.datamodule import DataModule
@@ -107,7 +107,7 @@ def run(
         _complain(f"{prog} {command}", str(error))
         return 1, None
     except TrivetError as error:
-        if _passes_user_code(error):
+        if not isinstance(error, PluginError) and _passes_user_code(error):  # a plugin error names the line itself
             raise  # the traceback tells the user which of their lines it was
         _complain(f"{prog} {command}", str(error))
         return 2, None

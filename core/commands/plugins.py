@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
+from ..combination import KNOWN, nearest
 from ..registry import GROUPS, Entry, entries, load, make
 
 COLUMNS = ("group", "name", "distribution", "version", "target")
@@ -51,6 +52,13 @@ def check(entry: Entry) -> dict[str, Any]:
             "needs": {kind: sorted(names) for kind, names in vars(plugin.needs).items() if names},
             "offers": sorted(plugin.offers),
         }
+        wanted = {(kind, name) for kind, names in vars(plugin.needs).items() for name in names}
+        if doubts := [
+            f"{kind} capability {name!r} is none of Trivet's; did the author mean {near!r}?"
+            for kind, name in sorted(wanted | {(entry.kind, name) for name in plugin.offers})
+            if name not in KNOWN[kind] and (near := nearest(name, KNOWN[kind]))
+        ]:
+            answer["doubts"] = doubts
         if entry.kind == "accelerator":
             if plugin.is_available():
                 answer["devices"] = plugin.device_count()

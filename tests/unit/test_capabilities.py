@@ -74,6 +74,10 @@ class Wrong(Strategy):
         return {"dp": world_size + 1}
 
 
+class Lisping(Strategy):
+    offers = frozenset({"several_proceses"})
+
+
 class Misspelt(Precision):
     policy = Policy()
     needs = Needs(accelerator=frozenset({"autocast:bflaot16"}))
@@ -288,3 +292,8 @@ def test_devices_that_mean_nothing(given: Any) -> None:
 def test_number_of_nodes_that_means_nothing() -> None:
     with pytest.raises(ConfigurationError, match=r"num_nodes=0. Expected 1 or more"):
         resolve(num_nodes=0)
+
+
+def test_a_misspelt_offer_is_listed_with_the_name_that_was_meant() -> None:
+    error = conflicts(accelerator="cpu", strategy=Lisping(), devices=2)
+    assert "It offers 'several_proceses'; did its author mean 'several_processes'?" in str(error)

@@ -99,8 +99,10 @@ def clip_(params: Sequence[nn.Parameter], value: float, algorithm: str) -> Tenso
     return norm
 
 
-def average_(params: Sequence[nn.Parameter], world: World) -> None:
+def average_(params: Sequence[nn.Parameter], world: World, dtype: torch.dtype | None = None) -> None:
     """Average over all ranks in one collective per dtype; all ranks take part with the same list of parameters.
+
+    Gradients travel in ``dtype``, or in their own.
 
     A flag per parameter travels with the gradients: one that has no gradient on any rank stays without, one that has
     some takes zeros from the ranks where it has none.
@@ -112,15 +114,15 @@ def average_(params: Sequence[nn.Parameter], world: World) -> None:
         if param.requires_grad:
             by_dtype.setdefault(param.dtype, []).append(param)
     for members in by_dtype.values():
-        _average_one_dtype_(members, world.world_size)
+        _average_one_dtype_(members, world.world_size, dtype)
 
 
-def _average_one_dtype_(params: list[nn.Parameter], world_size: int) -> None:
+def _average_one_dtype_(params: list[nn.Parameter], world_size: int, dtype: torch.dtype | None) -> None:
     has = [p.grad is not None for p in params]
     pieces = [params[0].new_tensor(has)] + [torch.zeros_like(p) if p.grad is None else p.grad for p in params]
-    flat = torch.cat([piece.detach().reshape(-1) for piece in pieces])
+    flat = torch.cat([piece.detach().reshape(-1) for piece in pieces]).to(dtype or params[0].dtype)
     torch.distributed.all_reduce(flat)  # all ranks
-    flags, *parts = torch.split(flat, [len(params)] + [p.numel() for p in params])
+    flags, *parts = torch.split(flat.to(params[0].dtype), [len(params)] + [p.numel() for p in params])
     somewhere = has if all(has) else flags.tolist()  # read on the host only where a gradient is missing
     for param, part, present in zip(params, parts, somewhere, strict=True):
         if present:

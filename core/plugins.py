@@ -398,7 +398,7 @@ class Strategy(Plugin):
 
         Called at the step where ``context.late`` is set. A parameter without gradient on all ranks stays without.
         """
-        gradients.average_(parameters, self.context.world)
+        gradients.average_(parameters, self.context.world, self.context.policy.reduce)
 
     def agree_(self, flag: Tensor) -> Tensor:
         """The maximum of a 0-dim tensor over all ranks, in place."""

@@ -8,7 +8,9 @@ from dataclasses import replace
 from inspect import signature
 from typing import Any
 
-from torch import nn
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from trivet.errors import ConfigurationError
 from trivet.plugins import Context, Strategy
@@ -59,6 +61,8 @@ class DDP(Strategy):
 
     def notes(self, world_size: int, deterministic: bool) -> tuple[str, ...]:
         notes = []
+        if self.communication_hook is not None:
+            notes.append(f"ddp compresses gradients on the wire by {self.communication_hook!r}, whatever the precision")
         if self.communication_hook == "powersgd":
             notes.append("powersgd keeps an error memory that checkpoints do not hold: a resumed run differs slightly")
         if world_size > 2 and not deterministic:
@@ -88,6 +92,9 @@ class DDP(Strategy):
         )
         if self.communication_hook is not None:
             ddp.register_comm_hook(*_hook(self.communication_hook, self.powersgd_rank))
+        elif context.policy.reduce != context.policy.param:
+            # torch reads a hook's annotations, and cannot read those that are strings
+            ddp.register_comm_hook(context.policy.reduce, lambda dtype, bucket: _reduce_in(dtype, bucket))
         return ddp
 
     def no_sync(self, root: nn.Module) -> AbstractContextManager[Any]:
@@ -111,6 +118,14 @@ class DDP(Strategy):
                     param.grad = param.grad.clone()  # no views into the buckets of the old reducer
         del root  # its reducer's autograd hooks go with it
         return self.shard(step, self.context)
+
+
+def _reduce_in(dtype: torch.dtype, bucket: Any) -> Any:
+    """Average a bucket in the dtype that the precision's policy states."""
+    gradients: Tensor = bucket.buffer()
+    work = dist.all_reduce(gradients.to(dtype).div_(dist.get_world_size()), async_op=True)  # all ranks
+    assert work is not None
+    return work.get_future().then(lambda done: gradients.copy_(done.value()[0]))
 
 
 def _hook(name: str, rank: int) -> tuple[Any, Callable[..., Any]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import accumulate, pairwise
 from typing import Any
 
@@ -22,39 +22,54 @@ Ranges = list[tuple[int, int]]
 class Bucket:
     """Parameters of one dtype that are communicated together.
 
-    Their elements, one parameter after the other, form a vector of ``world_size`` slices; rank r holds the r-th of the
-    gradients and updates the r-th of the parameters. At most ``world_size - 1`` elements of padding are sent.
+    Their elements, one parameter after the other, are ``vector``, of ``world_size`` slices; rank r holds the r-th of
+    the gradients and updates the r-th of the parameters. At most ``world_size - 1`` elements of padding are held and
+    sent.
+    From here on the parameters are views into the vector, contiguous; `leave` gives each memory of its own.
     """
 
     def __init__(self, params: Sequence[nn.Parameter], rank: int, world_size: int) -> None:
         self.params, self.rank, self.world_size = list(params), rank, world_size
-        self.sizes = [param.numel() for param in params]
-        self.starts = [0, *accumulate(self.sizes)]
-        self.slice_size = -(-self.starts[-1] // world_size)
-        self.ranges = [self._cut(start, size) for start, size in zip(self.starts, self.sizes, strict=False)]
+        sizes = [param.numel() for param in params]
+        starts = [0, *accumulate(sizes)]
+        self.slice_size = size = -(-starts[-1] // world_size)
+        self.padding = params[0].new_zeros(size * world_size - starts[-1])
+        self.ranges = [self._cut(start, size) for start, size in zip(starts, sizes, strict=False)]
+        self.vector = torch.cat([*(param.detach().reshape(-1) for param in params), self.padding])
+        self.mine = self.vector[rank * size : (rank + 1) * size]
+        ends = zip(starts, starts[1:], params, strict=False)
+        self.wholes = [self.vector[low:high].view(param.shape) for low, high, param in ends]
+        self.lengths = [b - a for a, b in (ranges[rank] for ranges in self.ranges)]
+        self.lengths.append(size - sum(self.lengths))
+        self.parts = torch.split(self.mine, self.lengths)[:-1]  # of the parameters, what this rank updates
         self.mean: Tensor | None = None  # this rank's slice of the gradients that are reduced so far
         self.present = [False] * len(self.params)  # whether a parameter had a gradient on this rank
         self.waiting = len(self.params)  # parameters without gradient in the backward that runs
         self._flight: tuple[Any, Tensor, Tensor] | None = None
-        self._held: list[Tensor] = []
+        for param, whole in zip(self.params, self.wholes, strict=True):
+            param.data = whole
 
     def _cut(self, start: int, size: int) -> Ranges:
         edges = [min(max(rank * self.slice_size - start, 0), size) for rank in range(self.world_size)]
         return list(zip(edges, [*edges[1:], size], strict=True))
 
-    def vector(self, pieces: Iterable[Tensor], size: int) -> Tensor:
-        """Pieces one after the other, filled with zeros to ``size``."""
-        flat = torch.cat([piece.reshape(-1) for piece in pieces])
-        return flat if flat.numel() == size else torch.cat([flat, flat.new_zeros(size - flat.numel())])
+    def leave(self) -> None:
+        """Give each parameter memory of its own."""
+        for param in self.params:
+            param.data = param.data.clone()
+
+    def note(self) -> None:
+        """Note which parameters have a gradient."""
+        self.present = [before or p.grad is not None for before, p in zip(self.present, self.params, strict=True)]
 
     def reduce(self) -> None:
         """Start to average the gradients into this rank's slice, and let go of them. All ranks, in the same order."""
+        self.note()
         grads = [param.grad for param in self.params]
-        self.present = [before or grad is not None for before, grad in zip(self.present, grads, strict=True)]
         if any(grad is not None and grad.layout is not torch.strided for grad in grads):
             raise ConfigurationError("zero cannot cut sparse gradients: make the embedding with sparse=False.")
         pieces = [torch.zeros_like(p) if g is None else g for p, g in zip(self.params, grads, strict=True)]
-        flat = self.vector((piece.detach() for piece in pieces), self.slice_size * self.world_size)
+        flat = torch.cat([*(piece.detach().reshape(-1) for piece in pieces), self.padding])
         for param in self.params:
             param.grad = None
         flat.div_(self.world_size)  # before the sum, which float16 might not hold
@@ -76,33 +91,19 @@ class Bucket:
     def cut_(self, present: Iterable[bool]) -> None:
         """Let each parameter and its gradient be this rank's slice, 1-D; None where no rank had a gradient."""
         assert self.mean is not None
-        self._held = [param.data for param in self.params]
-        lengths = [b - a for a, b in self.mine()]
-        parts = torch.split(self.mean, [*lengths, self.slice_size - sum(lengths)])
-        for param, (a, b), part, there in zip(self.params, self.mine(), parts, present, strict=False):
-            param.data = param.data.reshape(-1)[a:b]
-            param.grad = part if there else None
+        grads = torch.split(self.mean, self.lengths)
+        for param, whole, part, grad, there in zip(self.params, self.wholes, self.parts, grads, present, strict=False):
+            if param.data_ptr() != whole.data_ptr():  # somebody gave it other memory
+                whole.copy_(param.detach())
+            param.data, param.grad = part, grad if there else None
 
     def join_(self, *, gather: bool) -> None:
         """Undo `cut_`; with ``gather`` (a collective) with what the ranks made of their slices."""
-        slices = [param.data for param in self.params]
-        for param, whole in zip(self.params, self._held, strict=True):
-            param.grad = None
-            param.data = whole
-        self._held = []
-        if not gather:
-            return
-        mine = self.vector(slices, self.slice_size)
-        flat = mine.new_empty(self.slice_size * self.world_size)
-        all_gather(flat, mine)  # all ranks
-        parts = torch.split(flat, [*self.sizes, flat.numel() - self.starts[-1]])
-        with torch.no_grad():
-            for param, part in zip(self.params, parts, strict=False):
-                param.copy_(part.view(param.shape))  # not by data: autograd shall know that the parameter changed
-
-    def mine(self) -> Iterator[tuple[int, int]]:
-        """The range of each parameter that this rank holds."""
-        return (ranges[self.rank] for ranges in self.ranges)
+        for param, whole in zip(self.params, self.wholes, strict=True):
+            param.data, param.grad = whole, None
+        if gather:
+            all_gather(self.vector, self.mine)  # all ranks; in place
+            torch.autograd.graph.increment_version(self.params)  # autograd shall know that they changed
 
 
 def buckets(params: Iterable[nn.Parameter], bytes_each: float, rank: int, world_size: int) -> list[Bucket]:

@@ -67,6 +67,8 @@ class Zero(Strategy):
         self._handles: list[RemovableHandle] = []
         self._order: list[Bucket] = []  # of all optimizers, as backward fills them
         self._next = 0  # the bucket that is reduced next in this backward: all ranks keep the same order
+        self._last = True  # whether this backward is the update's last
+        self._asked: Flags | None = None
         self._mesh: Any = None
 
     def notes(self, world_size: int, deterministic: bool) -> tuple[str, ...]:
@@ -76,9 +78,9 @@ class Zero(Strategy):
                 "--devices 2 (or more) shares the optimizer state",
             )
         share = f"zero stage {self.stage}: each of {world_size} ranks holds 1/{world_size} of the optimizer state"
-        if self.stage == 1:
-            return (share,)
-        return (share + " and of the gradients, which are reduced in every micro-batch, also when accumulating",)
+        if self.stage == 2:
+            share += " and of the gradients, which are reduced in every micro-batch, also when accumulating"
+        return (f"{share}; each bucket of parameters is padded to a multiple of {world_size} elements",)
 
     # ------------------------------------------------------------------------------------------------------ layout
 
@@ -109,6 +111,8 @@ class Zero(Strategy):
         params = gradients.parameters([optimizer])
         layout.known = _signature(params)
         trainable = [param for param in reversed(params) if param.requires_grad]  # as backward finishes them
+        for bucket in layout.buckets:
+            bucket.leave()
         layout.buckets = buckets(trainable, self.bucket_size_mb * 2**20, world.rank, world.world_size)
         for bucket in layout.buckets:
             for param, ranges in zip(bucket.params, bucket.ranges, strict=True):
@@ -146,6 +150,11 @@ class Zero(Strategy):
                 self._lay_out(optimizer)
         return root
 
+    def release(self, root: nn.Module) -> None:
+        for layout in self._layouts.values():
+            for bucket in layout.buckets:
+                bucket.leave()
+
     def teardown(self, root: nn.Module) -> None:
         for handle in self._handles:
             handle.remove()
@@ -157,9 +166,14 @@ class Zero(Strategy):
         if self.broadcast_buffers and self._shares:
             _broadcast_together(list(root.buffers()))
         if self._in_backward:
+            self._asked = None
             for bucket in self._order:
                 bucket.clear()
         super().forward_backward(root, batches, scale)
+
+    def one_batch(self, root: nn.Module, micro: MicroBatch, scale: float | None) -> None:
+        self._last = micro.last
+        super().one_batch(root, micro, scale)
 
     def backward(self, root: nn.Module, loss: Tensor) -> None:
         super().backward(root, loss)
@@ -170,15 +184,22 @@ class Zero(Strategy):
         """A parameter has its gradient: reduce the buckets that are full, in the order that all ranks keep."""
         bucket.waiting -= 1
         while self._next < len(self._order) and self._order[self._next].waiting <= 0:
-            self._order[self._next].reduce()
-            self._next += 1
+            self._reduce_next()
+
+    def _reduce_next(self) -> None:
+        if self._next:
+            self._order[self._next - 1].wait()  # so that whole gradients of one bucket are there, not of all
+        self._order[self._next].reduce()
+        self._next += 1
 
     def _finish_backward(self) -> None:
         """Reduce what some parameter had no gradient for, and wait. All ranks."""
-        for bucket in self._order[self._next :]:
-            bucket.reduce()
-        for bucket in self._order:
-            bucket.wait()
+        while self._next < len(self._order):
+            self._reduce_next()
+        if self._last:
+            self._asked = Flags(self._order, self.context.device)
+        if self._next:
+            self._order[self._next - 1].wait()
         self._next = 0
         if any(param.grad is not None for bucket in self._order for param in bucket.params):
             raise TrivetError(
@@ -218,19 +239,14 @@ class Zero(Strategy):
     def _average(self, mine: list[Bucket]) -> list[bool]:
         """Reduce what is not reduced yet; whether each parameter had a gradient on any rank. All ranks."""
         late = [bucket for bucket in mine if bucket.mean is None]
-        has = [
-            before or (bucket in late and param.grad is not None)
-            for bucket in mine
-            for before, param in zip(bucket.present, bucket.params, strict=True)
-        ]
-        flags = torch.tensor(has, dtype=torch.uint8, device=self.context.device)
-        work = dist.all_reduce(flags, dist.ReduceOp.MAX, async_op=True)  # all ranks
+        for bucket in late:
+            bucket.note()
+        asked, self._asked = self._asked or Flags(mine, self.context.device), None
         for bucket in late:
             bucket.reduce()
         for bucket in late:
             bucket.wait()
-        work.wait()
-        return has if all(has) else [bool(flag) for flag in flags.tolist()]  # read only where a gradient is missing
+        return asked.answer(mine)
 
     def reduce_(self, parameters: Sequence[nn.Parameter]) -> None:
         """Nothing: `optimizer_step` has averaged the gradients into slices when the default would call this."""
@@ -248,6 +264,7 @@ class Zero(Strategy):
 
     def zero_grad(self, optimizer: Optimizer, set_to_none: bool = True) -> None:
         super().zero_grad(optimizer, set_to_none)
+        self._asked = None
         for bucket in self._layouts.get(optimizer, Layout()).buckets:
             bucket.clear()
 
@@ -289,6 +306,23 @@ class Zero(Strategy):
             layout.ranges[param], layout.shapes[param] = rows(param.shape, world.world_size), param.shape
         a, b = layout.ranges[param][world.rank]
         return value.reshape(-1)[a:b].clone()
+
+
+class Flags:
+    """Asks all ranks which parameters had a gradient, and goes on meanwhile: one byte for each."""
+
+    def __init__(self, order: Sequence[Bucket], device: torch.device) -> None:
+        self.order = order
+        self.has = [flag for bucket in order for flag in bucket.present]
+        self.flags = torch.tensor(self.has, dtype=torch.uint8, device=device)
+        self.work: Any = dist.all_reduce(self.flags, dist.ReduceOp.MAX, async_op=True)  # all ranks
+
+    def answer(self, wanted: Sequence[Bucket]) -> list[bool]:
+        """The answers for some of the buckets; the device is read only where a gradient is missing here."""
+        self.work.wait()
+        found = iter(self.has if all(self.has) else self.flags.tolist())
+        by_bucket = {bucket: [bool(next(found)) for _ in bucket.params] for bucket in self.order}
+        return [flag for bucket in wanted for flag in by_bucket[bucket]]
 
 
 def _signature(params: Iterable[nn.Parameter]) -> list[tuple[int, bool]]:

@@ -34,6 +34,7 @@ HELD = ("parameters", "gradients", "optimizer state", "gradients between micro-b
 SENT = ("all-reduce", "reduce-scatter", "all-gather")
 START, END = "<!-- measured: begin -->", "<!-- measured: end -->"
 LOW_RANK = {"rank": 3}
+EVEN = {"even": True}
 Table = list[list[str]]
 
 
@@ -84,7 +85,7 @@ def expected(strategy: str, ranks: int) -> tuple[dict[str, int], dict[str, int]]
     if ranks == 1 or strategy == "ddp":
         return every, {"all-reduce": whole} if ranks > 1 else {}
     if strategy in ("zero1", "zero2"):
-        shared = {"optimizer state": 2 * flat}
+        shared = {"parameters": flat * ranks, "optimizer state": 2 * flat}
         if strategy == "zero2":
             shared |= {"gradients": flat, "gradients between micro-batches": flat}
         flags = len(list(body.parameters()))
@@ -106,7 +107,7 @@ def moved(sent: dict[str, int]) -> int:
 
 def measure(ranks: Ranks, options: argparse.Namespace) -> dict[str, Any]:
     """Everything, by the name of the table and of its row."""
-    found: dict[str, Any] = {name: {} for name in ("held", "sent", "low rank", "norms", "times")}
+    found: dict[str, Any] = {name: {} for name in ("held", "sent", "sent even", "low rank", "norms", "times")}
     for strategy, world in sorted(cases(options.worlds), key=lambda case: case[1]):
         row = f"{strategy} {world}"
         found["held"][row] = ranks(world, runs.held, strategy)
@@ -114,6 +115,8 @@ def measure(ranks: Ranks, options: argparse.Namespace) -> dict[str, Any]:
         held, sent = expected(strategy, world)
         if (found["held"][row], found["sent"][row]) != (held, sent):
             raise AssertionError(f"{row}: found {found['held'][row]}, {found['sent'][row]}; formula {held}, {sent}")
+        if world > 1:
+            found["sent even"][row] = ranks(world, runs.sent, strategy, EVEN)
     for strategy in STRATEGIES[1:]:
         found["low rank"][strategy] = {
             name: ranks(2, runs.sent, strategy, LOW_RANK | {"frozen": frozen})
@@ -140,16 +143,15 @@ def held_table(found: dict[str, Any]) -> Table:
     return table
 
 
-def sent_table(found: dict[str, Any]) -> Table:
-    table = [["strategy", "ranks", *SENT, "of ddp", "without padding"]]
+def sent_table(found: dict[str, Any], even: dict[str, Any]) -> Table:
+    table = [["strategy", "ranks", *SENT, "of ddp", "the same, even rows"]]
     for row, sent in sorted(found.items(), key=lambda item: STRATEGIES.index(item[0].split()[0])):
         strategy, ranks = row.split()
         if ranks == "1":
             continue
-        ddp, body = moved(found[f"ddp {ranks}"]), Body()
-        plain = {"zero3": 1.5, "fsdp": 1 + padded(body.layers, 1) / ddp}.get(strategy, 1.0)
         cells = [f"{sent.get(kind, 0):,}" for kind in SENT]
-        table.append([strategy, ranks, *cells, f"{moved(sent) / ddp:.4f}", f"{plain:.4f}"])
+        ratios = (moved(one[row]) / moved(one[f"ddp {ranks}"]) for one in (found, even))
+        table.append([strategy, ranks, *cells, *(f"{ratio:.4f}" for ratio in ratios)])
     return table
 
 
@@ -206,8 +208,10 @@ def report(found: dict[str, Any], options: argparse.Namespace, load: str) -> str
         keep whole gradients, since they don't send them.""",
         held_table(found["held"]),
         """**Collectives of one update**, in bytes of the whole vector. In the ratios an all-reduce counts twice, since
-        it is a reduce-scatter and an all-gather. The all-reduce of `zero1` and `zero2` is one flag per parameter.""",
-        sent_table(found["sent"]),
+        it is a reduce-scatter and an all-gather. The all-reduce of `zero1` and `zero2` is one flag per parameter.
+        `fsdp` and `zero3` send the padding of rows; the last column is the same model with rows that divide by
+        four.""",
+        sent_table(found["sent"], found["sent even"]),
         f"""**Low-rank training**, {trained:.2%} of the parameters trained and the rest frozen, beside the same model
         with all trained, at 2 ranks: bytes of an update, an all-reduce counted twice; then by kind, when frozen. `fsdp`
         and `zero3` gather frozen weights, too.""",

@@ -27,24 +27,28 @@ class LowRank(nn.Module):
 
 
 class Block(nn.Module):
-    def __init__(self, rank: int) -> None:
+    def __init__(self, width: int, hidden: int, rank: int) -> None:
         super().__init__()
-        self.up = LowRank(WIDTH, HIDDEN, rank) if rank else nn.Linear(WIDTH, HIDDEN)
-        self.down = nn.Linear(HIDDEN, WIDTH)
+        self.up = LowRank(width, hidden, rank) if rank else nn.Linear(width, hidden)
+        self.down = nn.Linear(hidden, width)
 
     def forward(self, x: Tensor) -> Tensor:
         return x + self.down(torch.relu(self.up(x)))
 
 
 class Body(nn.Module):
-    """Of 4.7 MB. With ``rank``, two layers have a low-rank correction, and where ``frozen`` nothing else is trained."""
+    """Of 4.7 MB. With ``rank``, two layers have a low-rank correction, and where ``frozen`` nothing else is trained.
 
-    def __init__(self, rank: int = 0, frozen: bool = False) -> None:
+    With ``even``, all numbers of rows divide by four.
+    """
+
+    def __init__(self, rank: int = 0, frozen: bool = False, even: bool = False) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.first = nn.Linear(INPUT, WIDTH)
-        self.layers = nn.ModuleList([Block(rank), Block(rank)])
-        self.last = nn.Linear(WIDTH, OUTPUT)
+        width, hidden, output = (-(-size // 4) * 4 if even else size for size in (WIDTH, HIDDEN, OUTPUT))
+        self.first = nn.Linear(INPUT, width)
+        self.layers = nn.ModuleList([Block(width, hidden, rank), Block(width, hidden, rank)])
+        self.last = nn.Linear(width, output)
         if frozen:
             self.requires_grad_(False)
             for part in self.modules():
@@ -56,7 +60,7 @@ class Body(nn.Module):
         x = self.first(x)
         for layer in self.layers:
             x = layer(x)
-        return self.last(x)
+        return self.last(x)[:, :OUTPUT]
 
 
 def adamw(module: nn.Module) -> torch.optim.Optimizer:

@@ -324,6 +324,52 @@ def test_one_process_trains_like_single_and_says_so() -> None:
     assert all(torch.equal(found.weights[name], expected.weights[name]) for name in expected.weights)
 
 
+# ------------------------------------------------------------------------------------------------------ whose memory
+
+
+class Moving(trivet.Callback):
+    """Gives a parameter other memory between two updates."""
+
+    def on_update_end(self, trainer: trivet.Trainer, module: Any) -> None:
+        module.third.weight.data = module.third.weight.data.clone()
+
+
+def memory(callbacks: list[Any]) -> tuple[Outcome, list[bool]]:
+    """Task: a fit, and whether each trained parameter has memory for itself afterwards."""
+    net = zero_runs.Net("SGD")
+    zero_runs.trainer("zero1", 2, callbacks=callbacks).fit(net, zero_runs.loader())
+    own = [p.untyped_storage().nbytes() == p.numel() * p.element_size() for p in net.parameters() if p.requires_grad]
+    return zero_runs.outcome(net), own
+
+
+def test_a_parameter_that_is_given_other_memory_is_trained_on_and_all_have_their_own_in_the_end(pools: Pools) -> None:
+    (moved, own), _ = pools[2].run(memory, [Moving()])
+    (plain, _), _ = pools[2].run(memory, [])
+    assert all(own)
+    assert_same(moved, plain, bound=0.0)
+
+
+def stale() -> None:
+    """Task: a backward after the step through values that the step has replaced."""
+    runtime = trivet.Runtime(accelerator="cpu", strategy="zero1", devices=2)
+
+    def train(runtime: Any) -> None:
+        model = nn.Linear(3, 2, bias=False)
+        model, optimizer = runtime.setup(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        x = torch.ones(2, 3, requires_grad=True)
+        loss = model(x).sum()
+        runtime.backward(model(x).sum())
+        optimizer.step()
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            loss.backward()
+
+    runtime.launch(train)
+
+
+def test_autograd_knows_that_the_gathered_parameters_are_others(pools: Pools) -> None:
+    pools[2].run(stale)
+
+
 # --------------------------------------------------------------------------------------------------------------- slices
 
 

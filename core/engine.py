@@ -146,6 +146,7 @@ def build(
         _check_optimizers(engine, manual, {id(param) for ref in before if (param := ref()) is not None})
         for optimizer in engine.optimizers:
             strategy.wrap_optimizer(root, optimizer)
+            precision.wrap_optimizer(optimizer)
         if precision.scaling is not None:
             engine.scaler = LossScaler(precision.scaling)
     engine.names = {param: name for name, param in module.named_parameters()}

@@ -37,13 +37,15 @@ INTERFACE = 1
 class Policy:
     """Dtypes, chosen by the Precision and read by the Strategy.
 
-    ``param``: storage of parameters and so of optimizer state; ``compute``: matrix products in the forward pass;
-    ``reduce``: gradients while they are communicated.
+    ``param``: storage of parameters; ``compute``: matrix products in the forward pass; ``reduce``: gradients while they
+    are communicated; ``state``: what optimizers step, and so their state; None for ``param``. A precision with another
+    ``state`` sees to it in `Precision.wrap_optimizer`.
     """
 
     param: torch.dtype = torch.float32
     compute: torch.dtype = torch.float32
     reduce: torch.dtype = torch.float32
+    state: torch.dtype | None = None
 
 
 @dataclass(frozen=True)
@@ -210,6 +212,13 @@ class Precision(Plugin):
         """A context that is entered around every step, or None. Called once; the context is entered again and again."""
         return None
 
+    def wrap_optimizer(self, optimizer: Optimizer) -> None:
+        """Adapt how an optimizer steps, in place, by its step hooks. Called once for each, after the strategy's.
+
+        Within ``step`` parameters and gradients are what this rank steps: plain, slices of them, or `DTensor`s. Where it
+        is overridden, ``needs.strategy`` has to hold ``"user_optimizer"``.
+        """
+
 
 class Accelerator(Plugin):
     """Which device and which collective backend. Knows nothing of layouts, dtypes or modules.
@@ -291,9 +300,9 @@ class Strategy(Plugin):
 
     @property
     def offers(self) -> frozenset[str]:
-        return frozenset(
-            {"several_processes", "loss_scaling", "accumulation", "clipping", "manual_optimization", "skip_samples"}
-        )
+        """``user_optimizer``: what steps is the optimizer that the user made, with its hooks."""
+        names = "several_processes loss_scaling accumulation clipping manual_optimization skip_samples user_optimizer"
+        return frozenset(names.split())
 
     def notes(self, world_size: int, deterministic: bool) -> tuple[str, ...]:
         """What a user should know before launch: sentences for the Plan."""
@@ -308,9 +317,9 @@ class Strategy(Plugin):
         return ()
 
     def state_dtype(self, policy: Policy) -> torch.dtype:
-        """The dtype of what optimizers step, and so of their state: that of the parameters, unless the strategy keeps
-        a copy of its own. Pure; before launch."""
-        return policy.param
+        """The dtype of what optimizers step, and so of their state: the policy's, unless the strategy keeps a copy of
+        its own. Pure; before launch."""
+        return policy.state or policy.param
 
     def mesh_dims(self, world_size: int) -> dict[str, int]:
         """Names and sizes of the mesh dimensions, their product being the world size. Pure; called before launch."""

@@ -215,8 +215,8 @@ class Precision(Plugin):
     def wrap_optimizer(self, optimizer: Optimizer) -> None:
         """Adapt how an optimizer steps, in place, by its step hooks. Called once for each, after the strategy's.
 
-        Within ``step`` parameters and gradients are what this rank steps: plain, slices of them, or `DTensor`s. Where it
-        is overridden, ``needs.strategy`` has to hold ``"user_optimizer"``.
+        Within ``step`` parameters and gradients are what this rank steps: plain, slices of them, or `DTensor`s. A
+        precision that overrides it says so: ``"user_optimizer"`` is in its ``needs.strategy``.
         """
 
 

@@ -18,6 +18,9 @@ EXPORTED = {
     "Callback",
     "Checkpoint",
     "DataModule",
+    "Environment",
+    "Launcher",
+    "Logger",
     "Module",
     "Plan",
     "Precision",
@@ -233,7 +236,7 @@ def test_no_file_has_a_name_that_says_nothing(name: str) -> None:
     assert [path for path in sources("core", *PLUGIN_FOLDERS) if path.stem.strip("_") == name] == []
 
 
-LONGEST = {"core/plugins.py": 520}  # the whole interface of a plugin in one file, most of it docstrings
+LONGEST = {"core/plugins.py": 540}  # the whole interface of a plugin in one file, most of it docstrings
 
 
 def test_files_are_short() -> None:

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from .capabilities import negotiate as negotiate
     from .commands.entry import cli as cli
     from .data.datamodule import DataModule as DataModule
+    from .launch.environment import Environment as Environment
+    from .launch.launcher import Launcher as Launcher
+    from .loggers.logger import Logger as Logger
     from .module import Module as Module
     from .plugins import Accelerator as Accelerator
     from .plugins import Precision as Precision
@@ -34,6 +37,9 @@ _PUBLIC = {
     "Callback": "callbacks.callback",
     "Checkpoint": "callbacks.checkpoint",
     "DataModule": "data.datamodule",
+    "Environment": "launch.environment",
+    "Launcher": "launch.launcher",
+    "Logger": "loggers.logger",
     "Module": "module",
     "Plan": "capabilities",
     "Precision": "plugins",

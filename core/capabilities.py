@@ -32,12 +32,13 @@ AUTO_ORDER = ("cuda", "xla", "mps", "cpu")
 
 
 class Resolved(NamedTuple):
-    """A Plan and the plugins that it was made of."""
+    """A Plan and the plugins that it was made of. ``launcher`` is None where no process is to be started."""
 
     plan: Plan
     strategy: Selected
     accelerator: Selected
     precision: Selected
+    launcher: Selected | None = None
 
 
 def negotiate(
@@ -81,7 +82,7 @@ def negotiate(
         manual=request.manual,
         on_skip=request.on_skip,
         deterministic=request.deterministic,
-        launcher=request.world.source if request.world else "local" if world_size > 1 else "single",
+        launcher=request.world.source if request.world else request.launcher.name if request.launcher else "single",
         returns_weights=request.returns_weights,
         distributions={side.kind: side.distribution for side in sides},
         versions={side.kind: side.version for side in sides},
@@ -209,11 +210,13 @@ def resolve(
     deterministic: bool = False,
     returns_weights: bool = True,
     needs: Mapping[str, frozenset[str]] | None = None,
+    launcher: Any = "auto",
 ) -> Resolved:
-    """Make the three plugins from what the user gave, choose for ``auto``, and negotiate.
+    """Make the plugins from what the user gave, choose for ``auto``, and negotiate.
 
     ``world`` is what an environment or launcher says, or None; where it says more nodes, ``num_nodes=1`` counts as not
-    given.
+    given. ``launcher`` is ``"auto"`` in workers; otherwise that starts several processes on this machine, where no
+    environment did.
     Raises what `registry.make` and `negotiate` raise, and ConfigurationError for values that mean nothing.
     """
     if not _is_count(num_nodes) or num_nodes < 1:
@@ -234,11 +237,17 @@ def resolve(
         strategy, why = auto_strategy(count, num_nodes)
         notes.append(why)
     chosen_strategy, chosen_precision = registry.make("strategy", strategy), registry.make("precision", precision)
+    starts = None
+    if launcher != "auto":
+        starts = registry.make("launcher", launcher)
+    elif world is None and count * num_nodes > 1:
+        starts = registry.make("launcher", "trivet:local")
     request = Request(
         devices=count,
         device_ids=device_ids,
         num_nodes=num_nodes,
         world=world,
+        launcher=None if starts is None else party(starts),
         manual=manual,
         on_skip=on_skip,
         accumulate=accumulate,
@@ -250,4 +259,4 @@ def resolve(
         notes=tuple(notes),
     )
     plan = negotiate(module, chosen_strategy, chosen_accelerator, chosen_precision, request)
-    return Resolved(plan, chosen_strategy, chosen_accelerator, chosen_precision)
+    return Resolved(plan, chosen_strategy, chosen_accelerator, chosen_precision, starts)

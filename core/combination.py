@@ -22,7 +22,15 @@ FLAGS = {"accumulate": "accumulate_grad_batches", "clip": "gradient_clip_val"}
 # The capability names that Trivet's own plugins use, by the kind that offers them. Others may coin more.
 KNOWN = {
     "strategy": frozenset(
-        {"several_processes", "loss_scaling", "accumulation", "clipping", "manual_optimization", "skip_samples"}
+        {
+            "several_processes",
+            "loss_scaling",
+            "accumulation",
+            "clipping",
+            "manual_optimization",
+            "skip_samples",
+            "user_optimizer",  # what steps is the optimizer that the user made
+        }
     ),
     "accelerator": frozenset(
         {
@@ -39,6 +47,7 @@ KNOWN = {
     ),
     "precision": frozenset[str](),
     "module": frozenset[str](),
+    "launcher": frozenset({"several_nodes"}),
 }
 
 
@@ -72,14 +81,16 @@ class Party:
 class Request:
     """What the user asked for beside the plugins. ``devices`` counts processes per node.
 
-    ``world`` is what an environment says, where there is one: it overrules nothing, but has to agree. ``needs`` are
-    further capability names that this run wants, by kind. ``notes`` go into the Plan.
+    ``world`` is what an environment says, where there is one: it overrules nothing, but has to agree. ``launcher`` is
+    what starts the processes, where one was asked for or several are wanted. ``needs`` are further capability names
+    that this run wants, by kind. ``notes`` go into the Plan.
     """
 
     devices: int = 1
     device_ids: tuple[int, ...] | None = None
     num_nodes: int = 1
     world: World | None = None
+    launcher: Party | None = None
     manual: bool = False
     on_skip: str | None = None
     accumulate: int | None = 1
@@ -118,7 +129,8 @@ class Problem:
 
 def party(selected: Selected) -> Party:
     """The facts of a plugin. Asks it only what may be asked in the launching process."""
-    plugin, needs = selected.plugin, selected.plugin.needs
+    plugin = selected.plugin
+    needs = None if selected.kind == "launcher" else plugin.needs
     facts: dict[str, object] = {}
     if selected.kind == "accelerator":
         facts["device_type"] = plugin.device_type
@@ -134,7 +146,7 @@ def party(selected: Selected) -> Party:
         selected.name,
         selected.distribution,
         selected.version,
-        needs={kind: getattr(needs, kind) for kind in KINDS},
+        needs={} if needs is None else {kind: getattr(needs, kind) for kind in KINDS},
         offers=plugin.offers,
         **facts,  # type: ignore[arg-type]
     )
@@ -217,16 +229,18 @@ def _accelerator_problems(accelerator: Party, request: Request) -> Iterator[Prob
 
 
 def _world_problems(request: Request) -> Iterator[Problem]:
-    world = request.world
+    world, launcher = request.world, request.launcher
     if world is None:
-        if request.num_nodes > 1:
+        if request.num_nodes > 1 and (launcher is None or "several_nodes" not in launcher.offers):
             reason = (
                 "no environment says which node this is. Start the script on every node with "
                 f"`torchrun --nnodes {request.num_nodes} --nproc-per-node {request.devices} ...`."
             )
-            yield Problem((f"--num_nodes {request.num_nodes}", "the local launcher"), reason, ("num_nodes",))
+            yield Problem((f"--num_nodes {request.num_nodes}", str(launcher or "no launcher")), reason, ("num_nodes",))
         return
     source = f"the environment ({world.source})"
+    if launcher is not None:
+        yield Problem((str(launcher), source), "it has started the processes already.", ("launcher",))
     if request.devices != world.local_world_size:
         reason = f"it started {world.local_world_size} processes on this node; flags do not overrule that."
         yield Problem((f"--devices {request.devices}", source), reason, ("devices",))

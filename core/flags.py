@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import sys
 import warnings
+from collections.abc import Mapping
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+from . import registry
 from .callbacks.callback import Callback
 from .callbacks.checkpoint import Checkpoint
 from .errors import ConfigurationError
 from .loggers.logger import Logger
 from .plugins import Clip
 from .run import Limits
+
+# What ``logger`` and ``callbacks`` may be: objects, names of installed plugins, or mappings of a name and options.
+Loggers = bool | Logger | str | dict[str, Any] | list[Logger | str | dict[str, Any]] | None
+Callbacks = Callback | str | dict[str, Any] | list[Callback | str | dict[str, Any]] | None
 
 
 def limits(
@@ -101,29 +107,17 @@ def check_choice(name: str, value: Any, allowed: tuple[Any, ...]) -> None:
         raise ConfigurationError(f"{name}={value!r}: allowed are {', '.join(map(repr, allowed))}.")
 
 
-def make_loggers(logger: bool | Logger | list[Logger] | None, root: Path) -> list[Logger]:
-    """The loggers; a CSV logger where none is named."""
+def make_loggers(logger: Loggers, root: Path) -> list[Logger]:
+    """The loggers; a CSV logger where none is named. Those that ask for a ``save_dir`` get ``root``."""
     if logger is False:
         return []
-    if logger is None or logger is True:
-        from .loggers.csv import CSVLogger
-
-        return [CSVLogger(root)]
-    found = list(logger) if isinstance(logger, (list, tuple)) else [logger]
-    for one in found:
-        if not isinstance(one, Logger):
-            raise ConfigurationError(f"logger: expected True, False or trivet loggers, got {one!r}.")
-    return found
+    given: list[Any] = ["trivet:csv"] if logger is None or logger is True else _several(logger)
+    return [_made("logger", one, Logger, save_dir=root) for one in given]
 
 
-def make_callbacks(
-    callbacks: Callback | list[Callback] | None, *, checkpoint: bool, progress_bar: bool
-) -> list[Callback]:
+def make_callbacks(callbacks: Callbacks, *, checkpoint: bool, progress_bar: bool) -> list[Callback]:
     """The callbacks, with a Checkpoint and a progress bar where none is among them; savers last."""
-    found = list(callbacks) if isinstance(callbacks, (list, tuple)) else [callbacks] if callbacks is not None else []
-    for callback in found:
-        if not isinstance(callback, Callback):
-            raise ConfigurationError(f"callbacks: expected trivet.Callback objects, got {callback!r}.")
+    found: list[Callback] = [_made("callback", one, Callback) for one in _several(callbacks)]
     has_checkpoint = any(isinstance(callback, Checkpoint) for callback in found)
     if has_checkpoint and not checkpoint:
         raise ConfigurationError("a Checkpoint callback was given together with enable_checkpointing=False.")
@@ -139,3 +133,21 @@ def make_callbacks(
     if twice is not None:
         raise ConfigurationError(f"two callbacks have the state_key {twice!r}; override state_key in one of them.")
     return found
+
+
+def _several(given: Any) -> list[Any]:
+    return list(given) if isinstance(given, (list, tuple)) else [] if given is None else [given]
+
+
+def _made(kind: str, given: Any, base: type[Any], **defaults: Any) -> Any:
+    """A logger or callback: the object that was given, or what its name or mapping stands for."""
+    if isinstance(given, base):
+        return given
+    if isinstance(given, str) and "." in given and ":" not in given:  # an import path
+        given = {"class_path": given}
+    if not isinstance(given, (str, Mapping)):
+        raise ConfigurationError(
+            f"{kind}: expected a trivet.{base.__name__}, a name (see `trivet plugins {kind}`) or a mapping with 'name' "
+            f"and options, got {given!r}."
+        )
+    return registry.make(kind, given, defaults=defaults).plugin

@@ -19,16 +19,16 @@ _BASES = {
     "precision": ("plugins", "Precision"),
     "logger": ("loggers.logger", "Logger"),
     "callback": ("callbacks.callback", "Callback"),
+    "environment": ("launch.environment", "Environment"),
+    "launcher": ("launch.launcher", "Launcher"),
 }
 
 # The first version of Trivet that spoke each number of `plugins.INTERFACE`.
 SPOKEN_SINCE = {1: "0.1"}
 
 
-def base_class(kind: str) -> type[Any] | None:
-    """The class that every plugin of a kind derives from, or None for a kind that has none."""
-    if kind not in _BASES:
-        return None
+def base_class(kind: str) -> type[Any]:
+    """The class that every plugin of a kind derives from."""
     module, name = _BASES[kind]
     base: type[Any] = getattr(importlib.import_module(f".{module}", __package__), name)
     return base
@@ -37,14 +37,12 @@ def base_class(kind: str) -> type[Any] | None:
 def check_class(who: str, cls: type[Any], kind: str, distribution: str = "") -> None:
     """Raise PluginInvalid unless ``cls`` can be used wherever its kind's base class is. ``who`` starts the message."""
     base = base_class(kind)
-    if base is None:
-        return
     if not issubclass(cls, base):
         raise PluginInvalid(
             f"{who} is {cls.__module__}.{cls.__qualname__}, which is not a subclass of trivet's {base.__name__}."
         )
-    spoken = getattr(base, "interface", None)
-    if spoken is not None and cls.interface != spoken:
+    spoken = base.interface
+    if cls.interface != spoken:
         raise PluginInvalid(_another_interface(f"{who} speaks interface {cls.interface!r}", cls, spoken, distribution))
     if missing := [*sorted(getattr(cls, "__abstractmethods__", ())), *_unset_attributes(cls, base)]:
         raise PluginInvalid(f"{who} does not define {', '.join(missing)}, which {base.__name__} asks for.")
@@ -144,8 +142,8 @@ def resolve_function(who: str, function: Any, kind: str, distribution: str = "")
     is_factory = typing.get_origin(returns) is type
     cls = typing.get_args(returns)[0] if is_factory else returns
     base = base_class(kind)
-    if not isinstance(cls, type) or (base is not None and not issubclass(cls, base)):
-        expected = base.__name__ if base else kind
+    if not isinstance(cls, type) or not issubclass(cls, base):
+        expected = base.__name__
         raise PluginInvalid(
             f"{who}: the function {function.__qualname__} is annotated to return {returns!r}. "
             f"Expected a {expected}, or type[{expected}]."

@@ -6,6 +6,7 @@ Importing this module imports neither torch nor a plugin; `entries` and `find` r
 from __future__ import annotations
 
 import importlib
+import inspect
 import sys
 import traceback
 from collections import Counter
@@ -46,7 +47,7 @@ ALIASES: dict[str, dict[str, str]] = {
 }
 
 # The kinds for which "auto" is a name; `capabilities.resolve` chooses.
-AUTO = frozenset({"strategy", "accelerator"})
+AUTO = frozenset({"strategy", "accelerator", "launcher"})
 
 
 def label(kind: str, name: str, distribution: str, version: str) -> str:
@@ -229,33 +230,33 @@ def _told(error: BaseException) -> str:
 # -------------------------------------------------------------------------------------------------------------- making
 
 
-def make(kind: str, spec: Any) -> Selected:
-    """Make a plugin from what a user wrote.
+def make(kind: str, spec: Any, *, defaults: Mapping[str, Any] | None = None) -> Selected:
+    """Make a plugin from what a user wrote. ``defaults`` are for options that it has and the user did not give.
 
     ``spec``: a name (``"ddp"``, ``"dist:ddp"``, an alias, 16), an instance, a class, or a mapping: ``{"name": "ddp",
     "static_graph": True}`` or ``{"class_path": "pkg.Class", "init_args": {...}}``. What `load` raises, it raises, and
     ConfigurationError for options that the plugin does not have.
     """
-    base = base_class(kind)
+    base, defaults = base_class(kind), defaults or {}
     if isinstance(spec, Selected):
         return spec
     if isinstance(spec, Mapping):
-        return _make_from_mapping(kind, dict(spec))
+        return _make_from_mapping(kind, dict(spec), defaults)
     if isinstance(spec, str) or (isinstance(spec, int) and not isinstance(spec, bool)):
-        return _make_entry(find(kind, spec), {})
-    if isinstance(spec, type) and (base is None or issubclass(spec, base)):
-        return _make_class(kind, spec, {})
-    if base is not None and isinstance(spec, base):
+        return _make_entry(find(kind, spec), {}, defaults)
+    if isinstance(spec, type) and issubclass(spec, base):
+        return _make_class(kind, spec, {}, defaults)
+    if isinstance(spec, base):
         name, distribution, version = _origin(kind, type(spec))
         check_class(label(kind, name, distribution, version), type(spec), kind, distribution)
         return _selected(kind, name, spec, distribution, version, {})
     raise ConfigurationError(
         f"{kind}={spec!r} is a {type(spec).__name__}. Expected a name, a "
-        f"{base.__name__ if base else kind} object, or a mapping with 'name' or 'class_path'."
+        f"{base.__name__} object, or a mapping with 'name' or 'class_path'."
     )
 
 
-def _make_from_mapping(kind: str, spec: dict[str, Any]) -> Selected:
+def _make_from_mapping(kind: str, spec: dict[str, Any], defaults: Mapping[str, Any]) -> Selected:
     given = dict(spec)
     name, path = spec.pop("name", None), spec.pop("class_path", None)
     options = {**spec.pop("init_args", {}), **spec}
@@ -264,23 +265,30 @@ def _make_from_mapping(kind: str, spec: dict[str, Any]) -> Selected:
             f"{kind}={given!r}: a mapping has either 'name' or 'class_path', and options beside it."
         )
     if path is None or "." not in path:
-        return _make_entry(find(kind, name if path is None else path), options)
+        return _make_entry(find(kind, name if path is None else path), options, defaults)
     target = path if ":" in path else ":".join(path.rpartition(".")[::2])
     cls = _import(f"{kind} {path!r}", target, path.partition(".")[0])
     if not isinstance(cls, type):
         raise ConfigurationError(f"{kind}={given!r}: {path!r} is not a class but {cls!r}.")
-    return _make_class(kind, cls, options)
+    return _make_class(kind, cls, options, defaults)
 
 
-def _make_class(kind: str, cls: type[Any], options: dict[str, Any]) -> Selected:
+def _make_class(kind: str, cls: type[Any], options: dict[str, Any], defaults: Mapping[str, Any]) -> Selected:
     name, distribution, version = _origin(kind, cls)
     who = label(kind, name, distribution, version)
     check_class(who, cls, kind, distribution)
+    options = _with_defaults(cls, options, defaults)
     return _selected(kind, name, _construct(who, cls, options, distribution), distribution, version, options)
 
 
-def _make_entry(entry: Entry, options: dict[str, Any]) -> Selected:
+def _with_defaults(factory: Callable[..., Any], options: dict[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
+    parameters = inspect.signature(factory).parameters if defaults else {}
+    return {**{name: value for name, value in defaults.items() if name in parameters}, **options}
+
+
+def _make_entry(entry: Entry, options: dict[str, Any], defaults: Mapping[str, Any]) -> Selected:
     factory = _load(entry)
+    options = _with_defaults(factory, options, defaults)
     plugin = _construct(str(entry), factory, options, entry.distribution)
     if not isinstance(factory, type):
         check_class(str(entry), type(plugin), entry.kind, entry.distribution)

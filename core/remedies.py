@@ -88,7 +88,8 @@ def _changes(
 
 
 def _flag(axis: str, value: Any) -> str:
-    return f"--{FLAGS.get(axis, axis)} {'null' if value is None else value}"
+    nothing = "auto" if axis == "launcher" else "null"
+    return f"--{FLAGS.get(axis, axis)} {nothing if value is None else value}"
 
 
 def _no_values(combination: Combination) -> Iterable[Any]:
@@ -121,6 +122,7 @@ _AXES: dict[str, Callable[[Combination], Iterable[Any]]] = {
     "precision": _no_values,
     "accelerator": _no_values,
     "num_nodes": _node_counts,
+    "launcher": lambda combination: [None] if combination.request.launcher and combination.request.world else [],
     "on_skip": lambda combination: ["update"] if combination.request.on_skip == "samples" else [],
     "accumulate": lambda combination: [1] if combination.request.accumulate != 1 else [],
     "clip": lambda combination: [None] if combination.request.clip is not None else [],

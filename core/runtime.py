@@ -19,8 +19,9 @@ from .checkpoint import directory
 from .data.evaluation import EvalData
 from .engine import Engine, build
 from .errors import ConfigurationError
-from .launch import environments, local
+from .launch import environments
 from .launch.group import Group
+from .launch.launcher import Launcher
 from .launch.world import World
 from .plugins import Accelerator, Clip, Precision, StepResult, Strategy
 from .scaling import LossScaler
@@ -97,6 +98,7 @@ class Runtime:
         devices: int | str | list[int] = "auto",
         num_nodes: int = 1,
         precision: str | int | Precision | Mapping[str, Any] = "fp32",
+        launcher: str | Launcher | Mapping[str, Any] = "auto",
     ) -> None:
         self._request: dict[str, Any] = {
             "accelerator": accelerator,
@@ -104,8 +106,10 @@ class Runtime:
             "devices": devices,
             "num_nodes": num_nodes,
             "precision": precision,
+            "launcher": launcher,
         }
-        self.plan = resolve(world=environments.detect(), **self._request).plan
+        resolved = resolve(world=environments.detect(), **self._request)
+        self.plan, self._launcher = resolved.plan, resolved.launcher
         self.world = World()
         self._engines: list[Engine] = []
         self._clips: dict[Optimizer, Clip] = {}
@@ -122,11 +126,11 @@ class Runtime:
         """
         world = environments.detect()
         seed = torch.initial_seed() & (2**63 - 1)
-        if world is not None or self.plan.world_size == 1:
+        if world is not None or self._launcher is None:
             return self.call(world or World(), seed, function, args)
         with tempfile.TemporaryDirectory(prefix="trivet-result-") as name:
             parts = {"runtime": self, "function": function, "args": args, "seed": seed}
-            local.launch("trivet.runtime:work", parts, self.plan.world_size, run_dir=Path(name))
+            self._launcher.plugin.launch("trivet.runtime:work", parts, self.plan, run_dir=Path(name))
             return torch.load(Path(name) / "result.pt", weights_only=False)  # written by our own worker
 
     def call(self, world: World, seed: int, function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
@@ -161,7 +165,7 @@ class Runtime:
         self.accelerator.teardown()
 
     def _connect(self, world: World) -> None:
-        self._resolved = resolve(world=None if world.source == "single" else world, **self._request)
+        self._resolved = resolve(world=world, **{**self._request, "launcher": "auto"})
         self.plan, self.world = self._resolved.plan, world
         self.accelerator: Accelerator = self._resolved.accelerator.plugin
         accelerator = self.accelerator
@@ -315,7 +319,7 @@ class _Batches:
 
 
 def work(parts: Mapping[str, Any], world: World, out_dir: Path) -> None:
-    """What each worker of the local launcher does."""
+    """What each worker of a launcher does."""
     runtime: Runtime = parts["runtime"]
     result = runtime.call(world, parts["seed"], parts["function"], parts["args"])
     if world.rank == 0:

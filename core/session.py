@@ -23,7 +23,6 @@ from .data.train import TrainData
 from .engine import build, with_hooks
 from .errors import ConfigurationError, LaunchError, RankFailed, TrivetError
 from .hooks import Hooks, call, check_names, overrides
-from .launch import local
 from .launch.group import Group
 from .launch.signals import Stop
 from .launch.world import World
@@ -43,12 +42,13 @@ GIVEN = ("module", "train_dataloaders", "val_dataloaders", "datamodule")  # obje
 
 
 def launch(trainer: Trainer, job: Job, resolved: Resolved) -> None:
-    """Start workers on this machine, wait for them, and take over what rank 0 left."""
+    """Start workers, wait for them, and take over what rank 0 left."""
     with tempfile.TemporaryDirectory(prefix="trivet-result-") as name:
         given = {field: getattr(job, field) for field in GIVEN}  # by the names that the user knows
         nothing: Any = dict.fromkeys(GIVEN)
         parts = {"trainer": trainer, **given, "job": replace(job, **nothing)}
-        local.launch("trivet.session:work", parts, resolved.plan.world_size, run_dir=Path(name))
+        assert resolved.launcher is not None
+        resolved.launcher.plugin.launch("trivet.session:work", parts, resolved.plan, run_dir=Path(name))
         result = torch.load(Path(name) / "result.pt", weights_only=False)  # written by our own workers
         if result["weights"] is not None:
             take_weights(job.module, result, Path(name), resolved)
@@ -59,10 +59,10 @@ def launch(trainer: Trainer, job: Job, resolved: Resolved) -> None:
 
 
 def work(parts: Mapping[str, Any], world: World, out_dir: Path) -> None:
-    """What each worker of the local launcher does."""
+    """What each worker of a launcher does."""
     trainer: Trainer = parts["trainer"]
     job: Job = replace(parts["job"], **{field: parts[field] for field in GIVEN})
-    resolved = trainer.resolve(job.module, world)
+    resolved = trainer.resolve(job.module, world, launched=True)
     weights = run(trainer, job, resolved, world, out_dir if job.stage == "fit" and trainer.return_weights else None)
     if world.rank == 0:
         callback = trainer.checkpoint_callback

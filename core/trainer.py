@@ -13,15 +13,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from . import capture, flags, session
-from .callbacks.callback import Callback
 from .callbacks.checkpoint import Checkpoint
 from .capabilities import Resolved, resolve
 from .checkpoint import directory
 from .errors import ConfigurationError
 from .job import Job as Job
 from .launch import environments
+from .launch.launcher import Launcher
 from .launch.world import World
-from .loggers.logger import Logger
 from .module import Module
 from .plugins import Accelerator, Precision, Strategy
 from .state import Progress
@@ -46,8 +45,9 @@ class Trainer:
         devices: processes on this machine: a number, a list of device indices, -1 for all, or ``"auto"``.
         num_nodes: machines. More than one needs an environment that starts the processes, such as torchrun.
         precision: ``fp32 fp64 bf16-mixed fp16-mixed bf16-true fp16-true`` or a third party's.
-        logger: True for a CSV logger, False for none, or one or several loggers.
-        callbacks: one or several; a `Checkpoint` and a progress bar are added where there are none.
+        launcher: ``"auto"`` (``local``, where several processes are wanted and no environment started them), or a name.
+        logger: True for a CSV logger, False for none, or one or several: names, objects or mappings.
+        callbacks: likewise; a `Checkpoint` and a progress bar are added where there are none, nobody else's ever is.
         max_epochs: epochs after which training ends; 1000 where no other limit is given, -1 for no limit.
         max_steps: updates after which training ends; -1 for no limit. An update counts once however many optimizers
             step.
@@ -84,8 +84,9 @@ class Trainer:
         devices: int | str | list[int] = "auto",
         num_nodes: int = 1,
         precision: str | int | Precision | Mapping[str, Any] = "fp32",
-        logger: bool | Logger | list[Logger] | None = None,
-        callbacks: Callback | list[Callback] | None = None,
+        launcher: str | Launcher | Mapping[str, Any] = "auto",
+        logger: flags.Loggers = None,
+        callbacks: flags.Callbacks = None,
         max_epochs: int | None = None,
         min_epochs: int | None = None,
         max_steps: int = -1,
@@ -142,6 +143,7 @@ class Trainer:
             "devices": devices,
             "num_nodes": num_nodes,
             "precision": precision,
+            "launcher": launcher,
             "on_skip": on_skip,
             "accumulate": None if global_batch_size else accumulate_grad_batches,
             "global_batch_size": global_batch_size,
@@ -340,10 +342,11 @@ class Trainer:
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_run": None, "_ended": None}
 
-    def resolve(self, module: Module | None, world: World | None) -> Resolved:
-        """The plugins, made and negotiated, for a world that an environment or a launcher gave."""
+    def resolve(self, module: Module | None, world: World | None, *, launched: bool = False) -> Resolved:
+        """The plugins, made and negotiated, for a world that an environment or, where ``launched``, a launcher gave."""
         manual = module is not None and not module.automatic_optimization
-        return resolve(world=world, manual=manual, **self._request)
+        request = self._request | ({"launcher": "auto"} if launched else {})
+        return resolve(world=world, manual=manual, **request)
 
     def begin(self, world: World, job: Job) -> None:
         """A job starts in this process."""
@@ -390,6 +393,6 @@ class Trainer:
         self.should_stop = False
         if self.enable_progress_bar and (world is None or world.rank == 0):
             print(resolved.plan.banner(), file=sys.stderr, flush=True)
-        if world is None and resolved.plan.world_size > 1:
+        if world is None and resolved.launcher is not None:
             return partial(session.launch, self, job, resolved)
         return partial(session.run, self, job, resolved, world or World())

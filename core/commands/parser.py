@@ -23,6 +23,7 @@ HELP = {
     "strategy": "where parameters live and who communicates; `trivet plugins strategy` lists the names",
     "accelerator": "the kind of device; `trivet plugins accelerator` lists the names",
     "precision": "the dtypes; `trivet plugins precision` lists the names",
+    "launcher": "what starts the processes; `trivet plugins launcher` lists the names",
     "model": "the import path of a trivet.Module; the current directory is searched",
     "data": "the import path of a trivet.DataModule",
 }

@@ -21,9 +21,10 @@ from difflib import get_close_matches
 from typing import Any
 
 from ..errors import ConfigurationError
+from ..plugin_checks import base_class
 from ..registry import canonical, load
 
-PLUGINS = ("strategy", "accelerator", "precision")
+PLUGINS = ("strategy", "accelerator", "precision", "launcher")
 CLASSES = ("model", "data")
 SELECTOR = {**dict.fromkeys(PLUGINS, "name"), **dict.fromkeys(CLASSES, "class_path")}
 
@@ -170,10 +171,10 @@ def _target(key: str, config: Mapping[str, Any]) -> Callable[..., Any] | None:
         return None
     if key in PLUGINS and "." not in name:
         return load(key, name)
-    from .. import DataModule, Module, plugins
+    from .. import DataModule, Module
 
-    bases = {"model": Module, "data": DataModule, "strategy": plugins.Strategy, "accelerator": plugins.Accelerator}
-    return import_class(name, bases.get(key, plugins.Precision), f"--{key}")
+    bases: dict[str, type[Any]] = {"model": Module, "data": DataModule}
+    return import_class(name, bases.get(key) or base_class(key), f"--{key}")
 
 
 def import_class(path: str, base: type[Any], flag: str) -> type[Any]:

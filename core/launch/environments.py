@@ -1,61 +1,86 @@
-"""Environments: who started this process, read from the variables that torchrun sets."""
+"""Which world this process belongs to: every installed environment is asked, and at most one may say that it is its."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+import warnings
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 
-from ..errors import ConfigurationError
-from .world import World
+from .. import registry
+from ..errors import ConfigurationError, PluginError, TrivetError
+from .environment import Environment
+from .world import LAUNCH_DIR, World
 
-LAUNCH_DIR = "TRIVET_LAUNCH_DIR"
-"""Set in workers of the local launcher, so that torch elastic's variables are not taken for torchrun's there."""
+CHOICE = "TRIVET_ENVIRONMENT"
+"""Names the one environment that counts, or ``none``: for machines where two of them recognise themselves."""
 
-_RANKS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
-_ADDRESS = ("MASTER_ADDR", "MASTER_PORT")
+
+@dataclass(frozen=True)
+class Answer:
+    """What one environment says of this process. ``world`` is None where it did not start it."""
+
+    entry: registry.Entry
+    world: World | None
+    reasons: tuple[str, ...]
 
 
 def detect(environ: Mapping[str, str] | None = None) -> World | None:
-    """Return the world that torchrun announced to this process, or None where no launcher did.
+    """Return the world that an environment announced to this process, or None where no launcher did.
 
-    Pure in ``environ`` (default: ``os.environ``). ``MASTER_ADDR`` and ``MASTER_PORT`` alone say nothing: clusters set
-    them for every process. Raises ConfigurationError if only some of the variables are set, or if they contradict.
+    ``environ`` is ``os.environ`` by default. In workers that a launcher of Trivet's started, nobody is asked. Raises
+    ConfigurationError where two environments recognise themselves, naming both, and what an environment raises.
     """
     values = os.environ if environ is None else environ
-    if values.get(LAUNCH_DIR) or not any(values.get(name) for name in _RANKS):
+    if values.get(LAUNCH_DIR):
         return None
-    return from_variables(values, source="torchrun")
-
-
-def from_variables(values: Mapping[str, str], *, source: str) -> World:
-    """Build the world from torch elastic's variables; called by `detect` and by workers of the local launcher."""
-    missing = [name for name in (*_RANKS, *_ADDRESS) if not values.get(name)]
-    if missing:
-        found = {name: values[name] for name in (*_RANKS, *_ADDRESS) if values.get(name)}
+    answers = [answer for answer in ask(values) if answer.world is not None]
+    if len(answers) > 1:
+        sides = "; ".join(f"{answer.entry} ({', '.join(answer.reasons)})" for answer in answers)
+        names = " or ".join(answer.entry.name for answer in answers)
         raise ConfigurationError(
-            f"the environment describes a launched process in part: beside {found!r} there is no {', '.join(missing)}. "
-            f"Start with torchrun, which sets all of them, or unset {', '.join(found)}."
+            f"{len(answers)} environments say that they started this process: {sides}. Unset the variables of those "
+            f"that did not, or set {CHOICE} to the one that did: {names}."
         )
-    rank, world_size, local_rank, local_world_size = (_number(values, name) for name in _RANKS)
-    _number(values, "MASTER_PORT")
-    node_rank = _number(values, "GROUP_RANK", default=rank // max(local_world_size, 1))
-    num_nodes = _number(values, "GROUP_WORLD_SIZE", default=-(-world_size // max(local_world_size, 1)))
-    for name, value, size_name, size in (
-        ("RANK", rank, "WORLD_SIZE", world_size),
-        ("LOCAL_RANK", local_rank, "LOCAL_WORLD_SIZE", local_world_size),
-        ("GROUP_RANK", node_rank, "GROUP_WORLD_SIZE", num_nodes),
-    ):
-        if value >= size:
+    return answers[0].world if answers else None
+
+
+def ask(environ: Mapping[str, str]) -> Iterator[Answer]:
+    """Ask every installed environment, or only the one that ``TRIVET_ENVIRONMENT`` names.
+
+    One that cannot be loaded is left out with a warning: it may belong to a package that has nothing to do with this
+    run.
+    """
+    choice = environ.get(CHOICE, "")
+    if choice == "none":
+        return
+    for entry in [registry.find("environment", choice)] if choice else registry.entries("environment"):
+        try:
+            environment = registry.make("environment", entry.qualified).plugin
+        except (PluginError, ConfigurationError) as error:
+            if choice:
+                raise
+            warnings.warn(f"{error} It was not asked whether it started this process.", stacklevel=2)
+            continue
+        answer = _answer(entry, environment, environ)
+        if choice and answer.world is None:
             raise ConfigurationError(
-                f"{name}={value} is not below {size_name}={size}: the launcher's variables disagree."
+                f"{CHOICE}={choice!r}, but {entry} did not start this process: {', '.join(answer.reasons)}."
             )
-    return World(rank, world_size, local_rank, local_world_size, node_rank, num_nodes, source)
+        yield answer
 
 
-def _number(values: Mapping[str, str], name: str, *, default: int | None = None) -> int:
-    text = values.get(name)
-    if not text and default is not None:
-        return default
-    if text is None or not text.isdecimal():
-        raise ConfigurationError(f"the environment variable {name} is {text!r}; expected a number from 0 up.")
-    return int(text)
+def _answer(entry: registry.Entry, environment: Environment, environ: Mapping[str, str]) -> Answer:
+    try:
+        world = environment.detect(environ)
+        reasons = tuple(environment.reasons(environ))
+    except TrivetError:
+        raise
+    except Exception as error:
+        raise ConfigurationError(
+            f"{entry} raised {type(error).__name__} while it looked for the processes that it starts: {error}. "
+            f"Set {CHOICE} to another environment, or to 'none'."
+        ) from error
+    if world is not None and not isinstance(world, World):
+        raise ConfigurationError(f"{entry} says that this process's world is {world!r}. Expected a World, or None.")
+    return Answer(entry, None if world is None else replace(world, source=entry.name), reasons)

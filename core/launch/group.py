@@ -21,8 +21,7 @@ from torch.distributed.rendezvous import rendezvous
 
 from ..errors import LaunchError, RankFailed
 from . import failures, watch
-from .environments import LAUNCH_DIR
-from .world import World
+from .world import LAUNCH_DIR, World
 
 _CLOSE_S = 3.0
 _POLL_S = 0.5
@@ -67,7 +66,7 @@ class Group:
             )
         restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
         prefix = f"trivet/{restart}/{next(_opened)}"
-        base = _base_store(world.rank, world.world_size)
+        base = _base_store(world.rank, world.world_size, world.address)
         guard = None
         if world.source != "local":  # there the launcher's own watch runs
             # with a client of its own, since the main one is held while it waits
@@ -164,10 +163,11 @@ class Group:
 
 
 @functools.cache
-def _base_store(rank: int, world_size: int) -> Store:
-    """The store that the launcher's variables name. Kept for the life of the process: rank 0 may be serving it."""
+def _base_store(rank: int, world_size: int, address: str) -> Store:
+    """The store at the world's address, or where the launcher's variables say. Kept for the life of the process: rank 0
+    may be serving it."""
     store: Store
-    store, _, _ = next(rendezvous("env://", rank, world_size))
+    store, _, _ = next(rendezvous(f"tcp://{address}" if address else "env://", rank, world_size))
     return store
 
 

@@ -17,15 +17,26 @@ import uuid
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..errors import LaunchError
 from . import failures, payload
+from .launcher import Launcher
+
+if TYPE_CHECKING:
+    from ..plan import Plan
 
 KILL_S = 8.0
 """How long after the first failure the remaining processes are killed, should they not have ended by themselves."""
 
 _SLICE_S = 0.1
+
+
+class Local(Launcher):
+    """Processes on this machine, connected over the loopback interface. What ``launcher="auto"`` means."""
+
+    def launch(self, function: str, parts: Mapping[str, Any], plan: Plan, *, run_dir: Path) -> None:
+        launch(function, parts, plan.world_size, run_dir=run_dir)
 
 
 def launch(function: str, parts: Mapping[str, Any], world_size: int, *, run_dir: Path) -> None:

@@ -23,8 +23,8 @@ from typing import Any, NoReturn
 
 from ..errors import RankFailed
 from . import failures, watch
-from .environments import LAUNCH_DIR, from_variables
-from .world import World
+from .torchrun import from_variables
+from .world import LAUNCH_DIR, World
 
 
 def main(directory: Path, parent: int) -> int:

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+LAUNCH_DIR = "TRIVET_LAUNCH_DIR"
+"""Set in workers of a launcher of Trivet's, so that torch elastic's variables are not taken for torchrun's there."""
+
 
 @dataclass(frozen=True)
 class World:
     """Which process this is, among which. Made by an environment or by the local launcher; flags never overrule it.
 
-    ``source`` names who said so: ``"single"``, ``"local"`` or ``"torchrun"``.
+    ``source`` names who said so: ``"single"``, a launcher (``"local"``) or an environment (``"torchrun"``). ``address``
+    is the ``host:port`` where rank 0 is to be reached, if the variables MASTER_ADDR and MASTER_PORT do not say it.
     """
 
     rank: int = 0
@@ -19,6 +23,7 @@ class World:
     node_rank: int = 0
     num_nodes: int = 1
     source: str = "single"
+    address: str = ""
 
     @property
     def is_distributed(self) -> bool:

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 
 class Logger(ABC):
     """Where metrics and hyperparameters go.
 
     Every method and property is used on rank 0 alone, except that `log_dir` may also be asked for in the process that
-    launches the run, before launch. An object that is not yet open must pickle: it travels to the workers.
+    launches the run, before launch. An object that is not yet open must pickle: it travels to the workers. Selected
+    with ``Trainer(logger="name")``; entry points: trivet.loggers. A ``save_dir`` that the constructor takes and the
+    user does not give is the Trainer's ``default_root_dir``.
     """
+
+    interface: ClassVar[int] = 1
 
     @property
     def name(self) -> str:

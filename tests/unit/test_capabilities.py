@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
+import trivet
 from trivet import registry
 from trivet.capabilities import Party, Plan, Request, auto_accelerator, negotiate, resolve, resolve_devices
 from trivet.errors import ConfigurationError, PlanError
@@ -166,7 +167,8 @@ def test_every_conflict_is_collected_and_every_remedy_runs() -> None:
         "--accumulate_grad_batches 2 and strategy 'Bare' (local)",
         "--gradient_clip_val and strategy 'Bare' (local)",
         "accelerator 'Unplugged' (local) and this machine: it is not available: no toy device was found",
-        "--num_nodes 2 and the local launcher: no environment says which node this is. Start the script on every node "
+        f"--num_nodes 2 and launcher 'local' (trivet {trivet.__version__}): no environment says which node this is. "
+        "Start the script on every node "
         "with `torchrun --nnodes 2 --nproc-per-node 3 ...`",
     ):
         assert part in text

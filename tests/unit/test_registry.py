@@ -4,61 +4,16 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from pathlib import Path
 from textwrap import dedent
 from typing import Any
 
 import pytest
 import torch
+from distributions import GOOD, Install
 from trivet import registry
 from trivet.capabilities import resolve
 from trivet.errors import ConfigurationError, PlanError, PluginBroken, PluginConflict, PluginInvalid, PluginNotFound
 from trivet.plugins import Policy, Precision
-
-Install = Callable[..., Path]
-
-GOOD = """
-    import torch
-    from trivet.plugins import Policy, Precision
-
-    class Good(Precision):
-        def __init__(self, *, width: int = 8, depth: int = 2) -> None:
-            self.width, self.depth = width, depth
-
-        @property
-        def policy(self) -> Policy:
-            return Policy()
-"""
-
-
-@pytest.fixture
-def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install]:
-    """``install(distribution, points, code)``: a module of the distribution's name and its entry points."""
-    before = set(sys.modules)
-
-    def write(
-        distribution: str,
-        points: str,
-        code: str = GOOD,
-        *,
-        kind: str = "precision",
-        version: str = "1.2",
-        more: str = "",
-    ) -> Path:
-        folder = tmp_path / f"{distribution}-{len(sys.path)}"
-        info = folder / f"{distribution}-{version}.dist-info"
-        info.mkdir(parents=True)
-        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {distribution}\nVersion: {version}\n{more}")
-        (info / "entry_points.txt").write_text(f"[{registry.GROUPS[kind]}]\n{points}\n")
-        (folder / f"{distribution}.py").write_text(dedent(code))
-        monkeypatch.syspath_prepend(str(folder))
-        return folder
-
-    yield write
-    for name in set(sys.modules) - before:
-        if name.startswith("acme"):
-            del sys.modules[name]
 
 
 def test_listing_names_distribution_version_and_target() -> None:

@@ -238,7 +238,7 @@ WRONG = [
     ({"gradient_clip_algorithm": "max"}, r"gradient_clip_algorithm='max': allowed are 'norm', 'value'"),
     ({"on_skip": "batch"}, r"on_skip='batch': allowed are None, 'update', 'samples'"),
     ({"uneven": "pad"}, r"uneven='pad': allowed are 'error', 'drop', 'join'"),
-    ({"callbacks": [3]}, r"callbacks: expected trivet\.Callback objects, got 3"),
+    ({"callbacks": [3]}, r"callback: expected a trivet\.Callback, a name .* got 3"),
     ({"callbacks": [trivet.Checkpoint()]}, r"Checkpoint callback was given together with enable_checkpointing=False"),
     ({"callbacks": [trivet.Callback(), trivet.Callback()]}, r"two callbacks have the state_key 'Callback'; override"),
     ({"devices": 0}, r"devices=0\. Expected a number of processes"),

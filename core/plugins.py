@@ -502,6 +502,10 @@ class Strategy(Plugin):
     def load_own(self, root: nn.Module, folder: Path) -> None:
         """Read ``own_folder``, weights and optimizer state. All ranks call it. Raises CheckpointError."""
 
+    def finish(self, root: nn.Module) -> None:
+        """Make alike what ranks hold apart. Called on all ranks after a fit that ended well, before weights are returned
+        and after the last checkpoint was written."""
+
     def release(self, root: nn.Module) -> None:
         """Leave the user's module whole and plain, so that it can be used after the run.
 

@@ -213,6 +213,7 @@ class Runtime:
             for group in optimizer.param_groups:
                 group["params"] = [exchange.get(param, param) for param in group["params"]]
             strategy.wrap_optimizer(engine.root, optimizer)
+            precision.wrap_optimizer(optimizer)
         engine.optimizers = list(optimizers)
         if precision.scaling is not None:
             self._scaler = LossScaler(precision.scaling)

@@ -19,7 +19,7 @@ from trivet.errors import CheckpointError, ConfigurationError, PluginBroken, Tri
 from trivet.plugins import APPLIED, Choice, Clip, Context, MicroBatch, Policy, StepResult, Strategy
 from trivet.scaling import LossScaler
 from trivet.strategies import deepspeed_config as configuration
-from trivet.strategies.deepspeed_engine import Loss, Root, load
+from trivet.strategies.deepspeed_engine import Loss, Root, imports, load
 
 FOLDER, TAG, ABOUT = "deepspeed", "state", "about.json"
 
@@ -148,7 +148,8 @@ class DeepSpeed(Strategy):
         config.setdefault("steps_per_print", None)
         if "LOCAL_RANK" not in os.environ:  # DeepSpeed reads it again and again
             os.environ["LOCAL_RANK"], self._set_local_rank = str(world.local_rank), True
-        self.engine, *_ = deepspeed.initialize(model=self.unwrap(root), optimizer=optimizer, config=config)
+        with imports():
+            self.engine, *_ = deepspeed.initialize(model=self.unwrap(root), optimizer=optimizer, config=config)
         self.engine.set_gradient_accumulation_boundary(True)
         self._optimizer = optimizer
         if self._root is not None:
@@ -334,14 +335,15 @@ class DeepSpeed(Strategy):
         if self._set_local_rank:
             del os.environ["LOCAL_RANK"]  # left behind, it would look like a launcher's
             self._set_local_rank = False
-        if self.engine is None:
+        if self.engine is None and not self._made_group:
             return
         import deepspeed
 
         engine, self.engine = self.engine, None
         if self._root is not None:
             self._root.enter(self._root.step)
-        engine.destroy()
+        if engine is not None:
+            engine.destroy()
         # else its groups would outlive the process group that they are parts of
         deepspeed.comm.destroy_process_group(None if self._made_group else engine.data_parallel_group)
         self._made_group = False

@@ -6,7 +6,8 @@ import os
 import shutil
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -47,14 +48,23 @@ class Loss(Tensor):
         self.engine.backward(self.as_subclass(Tensor), *args, scale_wrt_gas=False, **options)
 
 
+@contextmanager
+def imports() -> Iterator[None]:
+    """Where DeepSpeed imports its modules, some of them late: they use what torch has deprecated."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "`torch.jit.script_method` is deprecated", DeprecationWarning)
+        yield
+
+
 def load(device_type: str) -> Any:
     """DeepSpeed, for this kind of device, without what it would compile and never use."""
     if device_type == "cpu":
         os.environ.setdefault("DS_ACCELERATOR", "cpu")  # it would look for a GPU first
         if shutil.which("ninja") is None:  # which it was installed with, for what it compiles on demand
             os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
-    import deepspeed
-    import deepspeed.accelerator
+    with imports():
+        import deepspeed
+        import deepspeed.accelerator
 
     chosen = deepspeed.accelerator.get_accelerator().device_name()
     if chosen != device_type:

@@ -96,6 +96,9 @@ def test_everything_has_the_dtype_that_the_plan_states(strategy):
     for rank in run(devices, dtypes.train_each, strategy, devices, dtypes.PRECISIONS):
         for precision, seen in zip(dtypes.PRECISIONS, rank, strict=True):
             dtypes.assert_as_planned(seen, f"{strategy} with {precision}")
+            assert seen.gradients
+            assert seen.stepped
+            assert seen.communicated or devices == 1
 
 
 class Compressed(FP32):

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -105,13 +103,6 @@ class Outcome:
     saved: str = ""
 
 
-@contextmanager
-def deepspeeds_own_warnings() -> Iterator[None]:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
-
-
 def trainer(strategy: Any, devices: int, **options: Any) -> trivet.Trainer:
     quiet = {"logger": False, "enable_progress_bar": False, "enable_checkpointing": False, "max_epochs": 2}
     return trivet.Trainer(accelerator="cpu", strategy=strategy, devices=devices, **{**quiet, **options})
@@ -131,9 +122,8 @@ def fit(
     module = (Hooked if net.get("hooks") else Net)(**net)
     if save is not None:
         options = {**options, "enable_checkpointing": True, "callbacks": [Checkpoint(save)]}
-    with deepspeeds_own_warnings():
-        run = trainer(strategy, devices, **options)
-        run.fit(module, loader(), loader() if validates else None, ckpt_path=resume)
+    run = trainer(strategy, devices, **options)
+    run.fit(module, loader(), loader() if validates else None, ckpt_path=resume)
     weights = {name: tensor.detach().clone() for name, tensor in module.state_dict().items()}
     saved = run.checkpoint_callback.last_model_path or run.checkpoint_callback.best_model_path if save else ""
     return Outcome(
@@ -143,8 +133,7 @@ def fit(
 
 def validate(strategy: Any, devices: int, path: str) -> dict[str, float]:
     """Task: validation from a checkpoint."""
-    with deepspeeds_own_warnings():
-        return trainer(strategy, devices).validate(Net(), loader(), ckpt_path=path)[0]
+    return trainer(strategy, devices).validate(Net(), loader(), ckpt_path=path)[0]
 
 
 def save_and_resume(strategy: Any, devices: int, folder: Path, net: dict[str, Any], options: dict[str, Any]) -> Any:
@@ -178,5 +167,4 @@ def by_hand(strategy: Any) -> list[float]:
     torch.manual_seed(0)
     net = nn.Linear(3, 3)
     runtime = trivet.Runtime(accelerator="cpu", strategy=strategy, devices=1)
-    with deepspeeds_own_warnings():
-        return list(runtime.launch(own_loop, net, torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)))
+    return list(runtime.launch(own_loop, net, torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)))

@@ -10,7 +10,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import clipped
 import deepspeed_runs
+import dtypes
 import pytest
 import torch
 import trivet
@@ -18,6 +20,7 @@ from deepspeed_runs import Net, Outcome
 from trivet.callbacks.callback import Callback
 from trivet.checkpoint import directory
 from trivet.errors import CheckpointError, ConfigurationError, PlanError, PluginBroken, TrivetError
+from trivet.precision.mixed import BF16Mixed
 from trivet.testing.pool import Pools, TaskFailed
 
 pytestmark = pytest.mark.deepspeed
@@ -122,6 +125,44 @@ def test_bf16_true(stage: int, world_size: int, pools: Pools) -> None:
 
 @needs_deepspeed
 @pytest.mark.parametrize("stage", STAGES)
+def test_everything_has_the_dtype_that_the_plan_states(stage: int, pools: Pools) -> None:
+    """C08: parameters, buffers, compute, outputs, what is communicated, and optimizer state."""
+    precisions = ["fp32", "bf16-mixed", "bf16-true"]  # the others are refused
+    for rank in pools[2].run(dtypes.train_each, deepspeed(stage), 2, precisions, timeout_s=120.0):
+        for precision, seen in zip(precisions, rank, strict=True):
+            dtypes.assert_as_planned(seen, f"stage {stage} with {precision}")
+            assert seen.communicated
+
+
+class Forgetful(BF16Mixed):
+    """Says bfloat16 and computes in float32."""
+
+    def forward_context(self, device_type: str) -> Any:
+        return torch.autocast(device_type, enabled=False)
+
+
+@needs_deepspeed
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_plan_that_is_not_kept_is_an_error(stage: int, pools: Pools) -> None:
+    """C08."""
+    with pytest.raises(TaskFailed, match=r"matrix products gave \['float32'\], planned bfloat16"):
+        pools[2].run(dtypes.train, deepspeed(stage), 2, Forgetful())
+
+
+@needs_deepspeed
+@pytest.mark.parametrize("stage", STAGES)
+def test_two_ranks_clip_as_one_process(stage: int, pools: Pools) -> None:
+    """C10: by the norm of the whole model, which is also what is reported."""
+    expected, norms = clipped.train("single", 1)
+    assert min(norms) > clipped.CLIP
+    for weights, found in pools[2].run(clipped.train, deepspeed(stage), 2, timeout_s=120.0):
+        assert found == pytest.approx(norms, rel=1e-6)
+        for name, weight in expected.items():
+            torch.testing.assert_close(weights[name], weight, atol=1e-6, rtol=1e-6)
+
+
+@needs_deepspeed
+@pytest.mark.parametrize("stage", STAGES)
 def test_hooks_and_the_modules_own_backward_are_called(stage: int, pools: Pools) -> None:
     found = fit(1, pools, deepspeed(stage), {"hooks": True}, CLIPPED)[0]
     expected = deepspeed_runs.fit("single", 1, {"hooks": True}, CLIPPED)
@@ -163,8 +204,7 @@ def test_nothing_is_left_in_the_process() -> None:
     before = dict(os.environ)
     module = Net()
     for _ in range(2):
-        with deepspeed_runs.deepspeeds_own_warnings():
-            deepspeed_runs.trainer(deepspeed(3), 1, max_epochs=1).fit(module, deepspeed_runs.loader())
+        deepspeed_runs.trainer(deepspeed(3), 1, max_epochs=1).fit(module, deepspeed_runs.loader())
     assert not torch.distributed.is_initialized()
     assert "LOCAL_RANK" not in set(os.environ) - set(before)
     assert all(param.shape == other.shape for param, other in zip(module.parameters(), Net().parameters(), strict=True))

@@ -56,6 +56,7 @@ def fit(run: Run) -> None:
     run.train_metrics.epoch_row(reset=False)  # what an unfinished epoch has so far
     call(hooks.on_train_end)
     call(hooks.on_fit_end)
+    run.engine.strategy.finish(run.engine.root)  # last, since a checkpoint of ``on_train_end`` is one to go on from
 
 
 def finished(run: Run) -> bool:

@@ -144,7 +144,6 @@ def run(trainer: Trainer, job: Job, resolved: Resolved, world: World, out_dir: P
                         capture.check(running)
                     start_logging(trainer, module)
                     loop.fit(running)
-                    running.engine.strategy.finish(running.engine.root)
                 weights = None if out_dir is None else leave_weights(running, out_dir)
                 if world.source != "local" and trainer.return_weights:
                     engine = running.engine

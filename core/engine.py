@@ -142,11 +142,15 @@ def build(
         module, strategy, accelerator, precision, device, step, root, clip=clip, moves=accelerator.moves_batches
     )
     if train and configure_optimizers is not None:
-        engine.optimizers, engine.schedules = read_optimizers(configure_optimizers(), module)
-        _check_optimizers(engine, manual, {id(param) for ref in before if (param := ref()) is not None})
-        for optimizer in engine.optimizers:
-            strategy.wrap_optimizer(root, optimizer)
-            precision.wrap_optimizer(optimizer)
+        try:
+            engine.optimizers, engine.schedules = read_optimizers(configure_optimizers(), module)
+            _check_optimizers(engine, manual, {id(param) for ref in before if (param := ref()) is not None})
+            for optimizer in engine.optimizers:
+                strategy.wrap_optimizer(root, optimizer)
+                precision.wrap_optimizer(optimizer)
+        except BaseException:
+            strategy.teardown(root)  # nobody else has the engine yet
+            raise
         if precision.scaling is not None:
             engine.scaler = LossScaler(precision.scaling)
     engine.names = {param: name for name, param in module.named_parameters()}

@@ -211,6 +211,14 @@ def test_nothing_is_left_in_the_process() -> None:
     assert module.first(torch.ones(3)).shape == (5,)
 
 
+@needs_deepspeed
+def test_nothing_is_left_where_the_engine_cannot_be_built() -> None:
+    strategy = deepspeed(config={"zero_optimization": {"reduce_bucket_size": "many"}})
+    with pytest.raises(ValueError, match="reduce_bucket_size"):
+        deepspeed_runs.fit(strategy, 1, {}, {})
+    assert not torch.distributed.is_initialized()
+
+
 # ---------------------------------------------------------------------------------------------------------- checkpoints
 
 

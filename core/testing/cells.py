@@ -1,21 +1,25 @@
-"""The cells of the matrix, which of them negotiation admits, and which ones a default run takes.
+"""The cells of the matrix, which of them negotiation admits, and which ones a short run takes.
 
-Strategies and precisions are those that the distribution trivet registers: a new one joins by its entry point.
+Counterparts are the plugins that the distribution trivet registers: a new one joins by its entry point.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from itertools import combinations, product
+from typing import Any
 
 from .. import registry
 from ..capabilities import resolve
 from ..errors import PlanError, PluginBroken
 from ..launch.world import World
-from .checks import CHECKS, checks_of
+from ..registry import Selected
+from .apart import APART
+from .checks import CHECKS, Check, checks_of
 from .subject import Cell
+from .tolerance import UNDECLARED, Terms
 
 WORLD_SIZES = (1, 2, 4)
 
@@ -37,24 +41,48 @@ def uninstalled(kind: str) -> dict[str, str]:
 
 
 @cache
+def unavailable() -> dict[str, str]:
+    """Accelerators of ours that this machine does not have, and why."""
+    plugins = {name: made("accelerator", name).plugin for name in own("accelerator")}
+    return {name: plugin.unavailable_reason() for name, plugin in plugins.items() if not plugin.is_available()}
+
+
+@cache
 def own(kind: str) -> tuple[str, ...]:
-    """The names that Trivet itself registers, as far as they can be used here."""
+    """The names that Trivet itself registers, as far as their packages are installed here."""
     listed = [entry.name for entry in registry.entries(kind) if entry.distribution == "trivet"]
     return tuple(name for name in listed if name not in uninstalled(kind))
 
 
+def here(kind: str) -> tuple[str, ...]:
+    """The names that Trivet itself registers, as far as they can be used here."""
+    return tuple(name for name in own(kind) if kind != "accelerator" or name not in unavailable())
+
+
+@cache
+def _named(kind: str, name: str) -> Selected:
+    return registry.make(kind, name)
+
+
+def made(kind: str, spec: Any) -> Selected:
+    """A plugin as `registry.make` gives it; the same object again for the same name, since it is only asked here."""
+    return _named(kind, spec) if isinstance(spec, str) else registry.make(kind, spec)
+
+
 def all_cells() -> list[Cell]:
+    """Trivet's own strategies and precisions, on the CPU."""
     return [Cell(s, p, w) for s, p, w in product(own("strategy"), own("precision"), WORLD_SIZES)]
 
 
-def outcome(cell: Cell) -> str:
-    """``ok``, or ``refused:`` with every conflict, but without versions and remedies."""
+def outcome(cell: Cell, check: Check | None = None) -> str:
+    """``ok``, or ``refused:`` with every conflict, but without versions and remedies.
+
+    With a check: what negotiation says of the run that it wants.
+    """
     world = World(0, cell.world_size, 0, cell.world_size, 0, 1, "torchrun")
+    sides: dict[str, Any] = {kind: made(kind, getattr(cell, kind)) for kind in ("strategy", "accelerator", "precision")}
     try:
-        resolve(
-            strategy=cell.strategy, accelerator=cell.accelerator, precision=cell.precision, devices=cell.world_size,
-            world=world,
-        )  # fmt: skip
+        resolve(**sides, devices=cell.world_size, world=world, **(check.asks if check is not None else {}))
     except PlanError as error:
         return "refused: " + refusal(error)
     return "ok"
@@ -67,16 +95,45 @@ def refusal(error: PlanError) -> str:
 
 
 def outcomes() -> dict[str, str]:
+    """What negotiation says of each of `all_cells`."""
     return {str(cell): outcome(cell) for cell in all_cells()}
 
 
-def items(cells: Iterable[Cell]) -> list[Item]:
-    """Every check of every cell."""
-    return [(cell, check.name) for cell in cells for check in checks_of(cell)]
+def checks_in(cell: Cell, terms: Terms = UNDECLARED) -> dict[str, Check]:
+    """The checks that mean something in a cell, for a plugin with these declarations."""
+    if terms.synchronises_every > 1 and cell.world_size > 1:
+        return APART
+    return {check.name: check for check in checks_of(cell)}
+
+
+def items(cells: Iterable[Cell], terms: Terms = UNDECLARED) -> list[Item]:
+    """Every check of every cell, as far as negotiation admits what it asks for."""
+    return [
+        (cell, check.name)
+        for cell in cells
+        for check in checks_in(cell, terms).values()
+        if not check.asks or outcome(cell, check) == "ok"
+    ]
+
+
+def refused(cells: Iterable[Cell], terms: Terms = UNDECLARED) -> Iterator[Item]:
+    """The rest: an admitted cell with a check whose run is refused, and with an empty name cells that are."""
+    for cell in cells:
+        if outcome(cell) != "ok":
+            yield cell, ""
+            continue
+        for check in checks_in(cell, terms).values():
+            if check.asks and outcome(cell, check) != "ok":
+                yield cell, check.name
+
+
+def named(check: str) -> Check:
+    """A check by its name."""
+    return CHECKS[check] if check in CHECKS else APART[check]
 
 
 def cover(everything: Sequence[Item]) -> list[Item]:
-    """Few items that hold every pair of values (strategy, precision, world size, check) that occurs in any item.
+    """Few items that hold every pair of values (strategy, precision, accelerator, world size, check) that occurs.
 
     Greedy, and the same for the same items: the item with the most new pairs comes next; where two have as many, one of
     two processes, the smallest number that communicates.
@@ -84,7 +141,7 @@ def cover(everything: Sequence[Item]) -> list[Item]:
 
     def pairs(item: Item) -> set[tuple[tuple[int, object], ...]]:
         cell, check = item
-        return set(combinations(enumerate((cell.strategy, cell.precision, cell.world_size, check)), 2))
+        return set(combinations(enumerate((*cell.names, cell.world_size, check)), 2))
 
     chosen: list[Item] = []
     missing = set().union(*map(pairs, everything))
@@ -93,31 +150,3 @@ def cover(everything: Sequence[Item]) -> list[Item]:
         chosen.append(best)
         missing -= pairs(best)
     return [item for item in everything if item in chosen]
-
-
-def table(results: Mapping[Item, str], known: Mapping[str, str]) -> list[str]:
-    """A Markdown table: one row per strategy and precision, and in each cell what its checks said.
-
-    ``known``: what negotiation says of each cell, as `outcomes` gives it.
-    """
-    lines = ["| strategy | precision | " + " | ".join(f"W = {w}" for w in WORLD_SIZES) + " |"]
-    lines.append("|---|---|" + "---|" * len(WORLD_SIZES))
-    for strategy, precision in product(own("strategy"), own("precision")):
-        row = []
-        for world_size in WORLD_SIZES:
-            cell = Cell(strategy, precision, world_size)
-            ran = {check: results[cell, check] for check in CHECKS if (cell, check) in results}
-            failed = [check for check, result in ran.items() if result != "ok"]
-            if known.get(str(cell), "ok") != "ok":
-                row.append("refused")
-            elif failed:
-                row.append("FAILED: " + ", ".join(failed))
-            else:
-                row.append(f"{len(ran)} of {len(checks_of(cell))} ok" if ran else "left out")
-        lines.append(f"| {strategy} | {precision} | " + " | ".join(row) + " |")
-    refusals = sorted({text for text in known.values() if text != "ok"})
-    notes = [
-        *refusals,
-        *(f"left out: {text}" for kind in ("strategy", "precision") for text in uninstalled(kind).values()),
-    ]
-    return [*lines, *([""] if notes else []), *notes]

@@ -6,50 +6,20 @@ Each check knows plugins only by what they say of themselves (dtypes, loss scali
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from ..plugins import Clip
 from . import reference, subject
 from .pool import Pools
 from .reference import Dtypes, Recipe, Record
 from .subject import Cell, Seen
-
-
-@dataclass(frozen=True)
-class Tolerance:
-    """How far a run may be from the reference, as a part of the largest element of what is compared.
-
-    ``first_loss`` is computed from the same weights, so only matrix products of other shapes make a difference there.
-    ``weights`` None: rounding decides over them, so losses and first gradients are compared instead.
-    """
-
-    first_loss: float
-    losses: float
-    gradients: float
-    weights: float | None
-
-
-# about three times what was seen over all cells, and for float32 and float64 what Trivet promises
-TOLERANCES = {
-    (torch.float64, torch.float64): Tolerance(1e-14, 1e-12, 1e-13, 1e-12),
-    (torch.float32, torch.float32): Tolerance(5e-7, 1e-6, 1e-6, 1e-6),
-    (torch.float32, torch.bfloat16): Tolerance(1e-6, 2e-3, 2e-2, None),
-    (torch.float32, torch.float16): Tolerance(1e-6, 5e-4, 2e-3, None),
-    (torch.bfloat16, torch.bfloat16): Tolerance(1e-2, 2e-2, 2e-2, None),
-    (torch.float16, torch.float16): Tolerance(2e-3, 2e-3, 4e-3, None),
-}
-
-
-def tolerance(dtypes: Dtypes) -> Tolerance:
-    """The tolerance of a precision, by the dtypes that it names."""
-    found = TOLERANCES.get((dtypes.param, dtypes.compute))
-    assert found is not None, f"no tolerance is stated for {dtypes.param} with {dtypes.compute}: add it to TOLERANCES"
-    return found
+from .tolerance import UNDECLARED, Terms
 
 
 def close(actual: Any, expected: Any, bound: float, what: str) -> None:
@@ -77,9 +47,9 @@ def losses(seen: Sequence[Seen], recipe: Recipe) -> list[float]:
     return [total / count for _, (total, count) in sorted(sums.items())]
 
 
-def compare(cell: Cell, recipe: Recipe, seen: Sequence[Seen], expected: Record) -> None:
+def compare(cell: Cell, recipe: Recipe, seen: Sequence[Seen], expected: Record, terms: Terms = UNDECLARED) -> None:
     """What every rank saw against the reference."""
-    bounds = tolerance(cell.dtypes)
+    bounds = terms.bounds(cell.dtypes)
     for rank, one in enumerate(seen):
         who = f"on rank {rank}: "
         counts = one.updates, one.skipped, one.scale
@@ -113,36 +83,36 @@ def same(actual: Any, expected: Any, what: str) -> None:
         assert actual == expected, f"{what}: {actual!r}, expected {expected!r}"
 
 
-def against_reference(cell: Cell, pools: Pools, recipe: Recipe) -> list[Seen]:
+def against_reference(cell: Cell, pools: Pools, recipe: Recipe, terms: Terms) -> list[Seen]:
     """Train on all ranks and by hand, and compare."""
-    seen = pools[cell.world_size].run(subject.train, cell, recipe)
+    seen: list[Seen] = pools[cell.world_size].run(subject.train, cell, recipe, timeout_s=terms.timeout_s)
     expected = reference.train(recipe, cell.world_size * recipe.accumulate, cell.dtypes)
-    compare(cell, recipe, seen, expected)
+    compare(cell, recipe, seen, expected, terms)
     return seen
 
 
 # ----------------------------------------------------------------------------------------------------------- the checks
 
 
-def parity(cell: Cell, pools: Pools) -> None:
+def parity(cell: Cell, pools: Pools, terms: Terms = UNDECLARED) -> None:
     """Two epochs with a ragged last batch train like the reference, with SGD and momentum."""
     recipe = Recipe()
-    seen = against_reference(cell, pools, recipe)
+    seen = against_reference(cell, pools, recipe, terms)
     last = [(loss, weight) for one in seen for epoch, _, loss, weight in one.steps if epoch == recipe.epochs - 1]
     mean = sum(loss * weight for loss, weight in last) / sum(weight for _, weight in last)
     for one in seen:
         close(one.metrics["loss_epoch"], mean, 1e-6, "the epoch's logged loss, weighted by samples over all ranks")
 
 
-def accumulation(cell: Cell, pools: Pools) -> None:
+def accumulation(cell: Cell, pools: Pools, terms: Terms = UNDECLARED) -> None:
     """Three micro-batches an update; the epoch's last window holds one batch of three samples, for up to four ranks."""
-    against_reference(cell, pools, Recipe(samples=51, accumulate=3))
+    against_reference(cell, pools, Recipe(samples=51, accumulate=3), terms)
 
 
-def overflow(cell: Cell, pools: Pools) -> None:
+def overflow(cell: Cell, pools: Pools, terms: Terms = UNDECLARED) -> None:
     """One rank's loss is inf in the third update: all skip it, the scale backs off, schedule and counter stay."""
     recipe = Recipe(overflow_at=2)
-    seen = against_reference(cell, pools, recipe)
+    seen = against_reference(cell, pools, recipe, terms)
     assert cell.dtypes.scaling is not None
     initial, _, backoff, _ = cell.dtypes.scaling
     assert [(one.skipped, one.scale) for one in seen] == [(1, initial * backoff)] * cell.world_size
@@ -150,58 +120,69 @@ def overflow(cell: Cell, pools: Pools) -> None:
     assert seen[0].metrics["skipped"] == 1
 
 
-def clipping_by_norm(cell: Cell, pools: Pools) -> None:
+def clipping_by_norm(cell: Cell, pools: Pools, terms: Terms = UNDECLARED) -> None:
     """Every update is clipped by the global norm of all ranks' mean gradient, which is also reported."""
     recipe = Recipe(clip=0.01)
-    seen = against_reference(cell, pools, recipe)
+    seen = against_reference(cell, pools, recipe, terms)
     expected = reference.train(recipe, cell.world_size, cell.dtypes)
     assert min(expected.norms) > recipe.clip  # type: ignore[operator]
     for one in seen:
-        close(one.norms, expected.norms, tolerance(cell.dtypes).losses, "gradient norms")
+        close(one.norms, expected.norms, terms.bounds(cell.dtypes).losses, "gradient norms")
 
 
-def clipping_by_value(cell: Cell, pools: Pools) -> None:
+def clipping_by_value(cell: Cell, pools: Pools, terms: Terms = UNDECLARED) -> None:
     """The same elementwise."""
-    against_reference(cell, pools, Recipe(clip=0.001, algorithm="value"))
+    against_reference(cell, pools, Recipe(clip=0.001, algorithm="value"), terms)
 
 
-def manual(cell: Cell, pools: Pools) -> None:
+def manual(cell: Cell, pools: Pools, terms: Terms = UNDECLARED) -> None:
     """Two optimizers, and two pairs of backward and step in one training_step, the second after the first's step."""
-    against_reference(cell, pools, Recipe(manual=True, clip=0.01))
+    against_reference(cell, pools, Recipe(manual=True, clip=0.01), terms)
 
 
-def manual_accumulation(cell: Cell, pools: Pools) -> None:
+def manual_accumulation(cell: Cell, pools: Pools, terms: Terms = UNDECLARED) -> None:
     """The same over two micro-batches, with losses that don't depend on each other's step."""
-    against_reference(cell, pools, Recipe(samples=30, accumulate=2, manual=True, independent=True))
+    against_reference(cell, pools, Recipe(samples=30, accumulate=2, manual=True, independent=True), terms)
 
 
-def resume(cell: Cell, pools: Pools) -> None:
+def resume(cell: Cell, pools: Pools, terms: Terms = UNDECLARED) -> None:
     """train(2n) == train(n) + resume(n) to the bit, at an epoch's end and within an epoch."""
-    recipe = Recipe(
-        samples=27, optimizer="adamw", dropout=0.3, shuffle=True, accumulate=2 if cell.world_size == 1 else 1
-    )
+    accumulates = cell.world_size == 1 and "accumulation" in cell.plugin("strategy").offers
+    recipe = Recipe(samples=27, optimizer="adamw", dropout=0.3, shuffle=True, accumulate=2 if accumulates else 1)
     per_epoch = -(-7 // (cell.world_size * recipe.accumulate))
     for interrupt in ({"max_epochs": 1}, {"max_steps": per_epoch + 1}):
-        with tempfile.TemporaryDirectory(prefix="trivet-resume-") as directory:
-            path = Path(directory) / "saved"
-            answers = pools[cell.world_size].run(subject.resume, cell, recipe, path, interrupt, cell.world_size > 2)
-        for rank, (unbroken, resumed) in enumerate(answers):
-            who = f"after {interrupt} on rank {rank}"
-            steps = [step for step in unbroken.steps if step[:2] >= resumed.steps[0][:2]]
-            assert 0 < len(resumed.steps) < len(unbroken.steps)
-            same(resumed.steps, steps, f"{who}: losses")
-            same(resumed.weights, unbroken.weights, f"{who}: weights")
-            same(resumed.optimizers, unbroken.optimizers, f"{who}: optimizers")
-            same(resumed.scale, unbroken.scale, f"{who}: scale")
-            clocks = {"seconds": 0.0}
-            same({**resumed.progress, **clocks}, {**unbroken.progress, **clocks}, f"{who}: progress")
+        goes_on(cell, pools, recipe, interrupt, terms)
+
+
+def goes_on(cell: Cell, pools: Pools, recipe: Recipe, interrupt: dict[str, Any], terms: Terms) -> None:
+    """A run that ``interrupt`` (limits) ended goes on from its checkpoint as if it had not been ended, to the bit."""
+    with tempfile.TemporaryDirectory(prefix="trivet-resume-") as directory:
+        path = Path(directory) / "saved"
+        answers = pools[cell.world_size].run(
+            subject.resume, cell, recipe, path, interrupt, cell.world_size > 2, timeout_s=terms.timeout_s
+        )
+    for rank, (unbroken, resumed) in enumerate(answers):
+        who = f"after {interrupt} on rank {rank}"
+        steps = [step for step in unbroken.steps if step[:2] >= resumed.steps[0][:2]]
+        assert 0 < len(resumed.steps) < len(unbroken.steps), f"{who}: {len(resumed.steps)} steps were made"
+        same(resumed.steps, steps, f"{who}: losses")
+        same(resumed.weights, unbroken.weights, f"{who}: weights")
+        same(resumed.optimizers, unbroken.optimizers, f"{who}: optimizers")
+        same(resumed.scale, unbroken.scale, f"{who}: scale")
+        clocks = {"seconds": 0.0}
+        same({**resumed.progress, **clocks}, {**unbroken.progress, **clocks}, f"{who}: progress")
 
 
 @dataclass(frozen=True)
 class Check:
-    """``at_four``: worth its time at world size 4 too. ``applies``: to cells with such dtypes."""
+    """``offer``: the capability of a strategy that is put to the test, or an empty string. ``asks``: what the run wants
+    beside the plugins, as `resolve` names it; where negotiation refuses that, the refusal is what is checked.
+    ``at_four``: worth its time at world size 4 too. ``applies``: to cells with such dtypes.
+    """
 
-    run: Callable[[Cell, Pools], None]
+    run: Callable[..., None]
+    offer: str = ""
+    asks: Mapping[str, Any] = field(default_factory=dict)
     at_four: bool = False
     applies: Callable[[Dtypes], bool] = lambda dtypes: True
 
@@ -213,13 +194,13 @@ class Check:
 CHECKS = {
     check.name: check
     for check in (
-        Check(parity, at_four=True),
-        Check(accumulation, at_four=True),
-        Check(overflow, at_four=True, applies=lambda dtypes: dtypes.scaling is not None),
-        Check(clipping_by_norm),
-        Check(clipping_by_value),
-        Check(manual),
-        Check(manual_accumulation),
+        Check(parity, "several_processes", at_four=True),
+        Check(accumulation, "accumulation", {"accumulate": 3}, at_four=True),
+        Check(overflow, "loss_scaling", at_four=True, applies=lambda dtypes: dtypes.scaling is not None),
+        Check(clipping_by_norm, "clipping", {"clip": Clip(0.01)}),
+        Check(clipping_by_value, "clipping", {"clip": Clip(0.001, "value")}),
+        Check(manual, "manual_optimization", {"manual": True, "clip": Clip(0.01)}),
+        Check(manual_accumulation, "manual_optimization", {"manual": True, "accumulate": 2}),
         Check(resume, at_four=True),
     )
 }

@@ -37,6 +37,8 @@ class Recipe:
     overflow_at: int | None = None  # attempted update
     dropout: float = 0.0
     shuffle: bool = False
+    apart: int = 0  # the targets of so many ranks' batches lie apart, so that one rank's samples do not stand for all
+    deaf: bool = False  # a mistake, made on purpose: nothing is learned from the second half of each global batch
 
 
 @dataclass(frozen=True)
@@ -117,7 +119,10 @@ def data(recipe: Recipe) -> tuple[Tensor, ...]:
     generator = torch.Generator().manual_seed(11)
     n = recipe.samples
     if not recipe.tokens:
-        return torch.randn(n, 3, generator=generator), torch.randn(n, 2, generator=generator)
+        x, y = torch.randn(n, 3, generator=generator), torch.randn(n, 2, generator=generator)
+        if recipe.apart:
+            y += 4.0 * (torch.arange(n) // recipe.batch_size % recipe.apart)[:, None]
+        return x, y
     lengths = torch.randint(1, 7, (n,), generator=generator)
     return torch.randn(n, 6, 3, generator=generator), torch.randn(n, 6, 2, generator=generator), lengths
 
@@ -165,6 +170,14 @@ class Scale:
         self.overflowed = False
 
 
+def loss_over(weights: dict[str, Tensor], recipe: Recipe) -> float:
+    """The mean loss of all samples under these weights, in float64."""
+    net = Net().double()
+    net.load_state_dict({name: weight.double() for name, weight in weights.items()})
+    with torch.no_grad():
+        return float(loss_of(net, tuple(tensor.double() for tensor in data(recipe))))
+
+
 def train(recipe: Recipe, batches_per_update: int, dtypes: Dtypes = Dtypes()) -> Record:
     """Train on whole global batches."""
     net, record, scale = Net().to(dtypes.param), Record(), Scale(dtypes)
@@ -206,6 +219,9 @@ def train(recipe: Recipe, batches_per_update: int, dtypes: Dtypes = Dtypes()) ->
             if len(record.losses) == recipe.overflow_at:
                 loss = loss * float("inf")
             record.losses.append(float(loss.detach()))
+            if recipe.deaf:
+                with context:
+                    loss = loss_of(net, tuple(tensor[: len(tensor) // 2] for tensor in batch))
             applied = backward_and_step(loss, groups[0], optimizers[0])
             if recipe.manual:
                 with context:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,10 +28,17 @@ class Cell:
     world_size: int
     accelerator: Any = "cpu"
 
+    def __hash__(self) -> int:
+        return hash(str(self))  # a plugin may be given as a mapping
+
+    def plugin(self, kind: str) -> Any:
+        """A plugin of this cell, made anew."""
+        return registry.make(kind, getattr(self, kind)).plugin
+
     @property
     def dtypes(self) -> Dtypes:
         """What the precision says of itself, as plain data."""
-        plugin = registry.make("precision", self.precision).plugin
+        plugin = self.plugin("precision")
         wants, policy = plugin.scaling, plugin.policy
         scaling = wants and (wants.initial, wants.growth, wants.backoff, wants.interval)
         return Dtypes(policy.param, policy.compute, scaling)
@@ -51,9 +59,24 @@ class Cell:
             strategy=self.strategy, accelerator=self.accelerator, precision=self.precision, **{**defaults, **options}
         )
 
+    @property
+    def names(self) -> tuple[str, str, str]:
+        """Of strategy, precision and accelerator."""
+        return name_of(self.strategy), name_of(self.precision), name_of(self.accelerator)
+
     def __str__(self) -> str:
-        names = [part if isinstance(part, str) else type(part).__name__ for part in (self.strategy, self.precision)]
-        return f"{names[0]}-{names[1]}-W{self.world_size}"
+        strategy, precision, accelerator = self.names
+        where = "" if accelerator == "cpu" else f"{accelerator}-"
+        return f"{strategy}-{precision}-{where}W{self.world_size}"
+
+
+def name_of(spec: Any) -> str:
+    """How a plugin is called in ids and tables: by its name, or that of its class."""
+    if isinstance(spec, Mapping):
+        spec = spec.get("name") or spec["class_path"].rpartition(".")[2]
+    if isinstance(spec, registry.Selected):
+        return spec.name
+    return spec if isinstance(spec, str) else spec.__name__ if isinstance(spec, type) else type(spec).__name__
 
 
 @dataclass
@@ -64,6 +87,7 @@ class Seen(Record):
     metrics: dict[str, float] = field(default_factory=dict)
     progress: dict[str, Any] = field(default_factory=dict)
     optimizers: list[Any] = field(default_factory=list)
+    course: list[dict[str, Tensor]] = field(default_factory=list)  # this rank's parameters after each update
 
 
 class Subject(Module):
@@ -125,6 +149,8 @@ class Subject(Module):
         norm = self.trainer.callback_metrics.get("grad_norm")
         if norm is not None and len(self.seen.norms) < self.trainer.progress.update:
             self.seen.norms.append(norm)
+        if self.recipe.apart:
+            self.seen.course.append({n: whole(p).clone() for n, p in self.named_parameters()})
 
     def on_train_end(self) -> None:
         seen, progress = self.seen, self.trainer.progress
@@ -144,9 +170,9 @@ class Tokens(Subject):
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """A sharded tensor put together; all ranks call it."""
+    """A sharded tensor put together, on the CPU; all ranks call it."""
     full = getattr(tensor, "full_tensor", None)
-    return (full() if full is not None else tensor).detach()
+    return (full() if full is not None else tensor).detach().cpu()
 
 
 def together(value: Any) -> Any:

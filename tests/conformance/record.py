@@ -7,7 +7,6 @@ compares.
 from __future__ import annotations
 
 import json
-import os
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -16,7 +15,6 @@ from trivet.testing import cells
 from trivet.testing.subject import Cell
 
 EXPECTED = Path(__file__).with_name("expected.json")
-FULL = os.environ.get("TRIVET_CI_FULL") == "1"
 
 
 def expected() -> dict[str, str]:

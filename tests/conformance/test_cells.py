@@ -1,4 +1,4 @@
-"""The matrix: every cell trains like the reference, or is refused with the message that is on record."""
+"""The matrix as it is on record, and the tools that the suites are made of."""
 
 from __future__ import annotations
 
@@ -6,24 +6,10 @@ import ast
 from pathlib import Path
 
 import pytest
-from trivet.testing import cells, reference, subject
-from trivet.testing.checks import CHECKS
-from trivet.testing.pool import Pool, Pools, TaskFailed
+from trivet.testing import cells, reference
+from trivet.testing.pool import Pool, TaskFailed
 
 from . import record
-
-EVERYTHING = cells.items(record.admitted(cells.all_cells()))
-REFUSED = [cell for cell in cells.all_cells() if record.expected().get(str(cell), "ok") != "ok"]
-
-
-@pytest.mark.parametrize(
-    "conformance_item",
-    EVERYTHING if record.FULL else cells.cover(EVERYTHING),
-    ids=lambda item: f"{item[0]}-{item[1]}",
-)
-def test_trains_like_the_reference(conformance_item: cells.Item, pools: Pools) -> None:
-    cell, check = conformance_item
-    CHECKS[check].run(cell, pools)
 
 
 def test_every_cell_has_the_outcome_on_record() -> None:
@@ -32,31 +18,15 @@ def test_every_cell_has_the_outcome_on_record() -> None:
     )
 
 
-@pytest.mark.parametrize("world_size", sorted({cell.world_size for cell in REFUSED}))
-def test_refused_cells_are_refused_on_all_ranks_before_anything_starts(world_size: int, pools: Pools) -> None:
-    for cell in (cell for cell in REFUSED if cell.world_size == world_size):
-        assert set(pools[world_size].run(refusal, cell)) == {record.expected()[str(cell)]}
-
-
-def refusal(cell: subject.Cell) -> str:
-    """Task: what making the Trainer says."""
-    from trivet.errors import PlanError
-
-    try:
-        cell.trainer(reference.Recipe())
-    except PlanError as error:
-        return "refused: " + cells.refusal(error)
-    return "ok"
-
-
 def test_the_cover_holds_every_pair_of_values() -> None:
     def pairs(chosen: list[cells.Item]) -> set[object]:
         values = [(c.strategy, c.precision, c.world_size, check) for c, check in chosen]
         return {(i, v[i], j, v[j]) for v in values for i in range(4) for j in range(i)}
 
-    chosen = cells.cover(EVERYTHING)
-    assert pairs(chosen) == pairs(EVERYTHING)
-    assert len(chosen) < len(EVERYTHING) / 2
+    everything = cells.items(record.admitted(cells.all_cells()))
+    chosen = cells.cover(everything)
+    assert pairs(chosen) == pairs(everything)
+    assert len(chosen) < len(everything) / 2
 
 
 def test_the_reference_imports_nothing_of_trivet() -> None:

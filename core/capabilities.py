@@ -32,13 +32,17 @@ AUTO_ORDER = ("cuda", "xla", "mps", "cpu")
 
 
 class Resolved(NamedTuple):
-    """A Plan and the plugins that it was made of. ``launcher`` is None where no process is to be started."""
+    """A Plan, the plugins that it was made of, and the facts that were judged.
+
+    ``launcher`` is None where no process is to be started.
+    """
 
     plan: Plan
     strategy: Selected
     accelerator: Selected
     precision: Selected
-    launcher: Selected | None = None
+    launcher: Selected | None
+    combination: Combination
 
 
 def negotiate(
@@ -56,8 +60,15 @@ def negotiate(
     make the whole combination run. ``alternatives`` is called only after a refusal.
     """
     combination = Combination(module, party(strategy), party(accelerator), party(precision), request)
+    return _negotiate(combination, strategy, accelerator, precision, alternatives)
+
+
+def _negotiate(
+    combination: Combination, strategy: Selected, accelerator: Selected, precision: Selected, alternatives: Alternatives
+) -> Plan:
     if found := problems(combination):
-        raise PlanError(tuple(_conflicts(combination, found, alternatives)))
+        raise PlanError(tuple(_conflicts(combination, found, alternatives)), combination)
+    request = combination.request
     policy, scaling = precision.plugin.policy, precision.plugin.scaling
     world_size, sides = request.world_size, (strategy, accelerator, precision)
     return Plan(
@@ -258,5 +269,7 @@ def resolve(
         needs=needs or {},
         notes=tuple(notes),
     )
-    plan = negotiate(module, chosen_strategy, chosen_accelerator, chosen_precision, request)
-    return Resolved(plan, chosen_strategy, chosen_accelerator, chosen_precision, starts)
+    sides = chosen_strategy, chosen_accelerator, chosen_precision
+    combination = Combination(module, *map(party, sides), request)
+    plan = _negotiate(combination, *sides, own_plugins)
+    return Resolved(plan, *sides, starts, combination)

@@ -152,6 +152,21 @@ def party(selected: Selected) -> Party:
     )
 
 
+@dataclass(frozen=True)
+class Demand:
+    """Capability names that somebody, a plugin or the request, wants one side to offer."""
+
+    wanting: Party | str
+    offering: Party
+    names: frozenset[str]
+    axes: tuple[str, ...]  # what to change where one is missing
+
+    @property
+    def missing(self) -> frozenset[str]:
+        """Those that are not offered."""
+        return self.names - self.offering.offers
+
+
 def problems(combination: Combination) -> list[Problem]:
     """Everything that keeps a combination from running; an empty list if nothing does. Pure."""
     return [
@@ -163,12 +178,13 @@ def problems(combination: Combination) -> list[Problem]:
     ]
 
 
-def _missing_capabilities(combination: Combination) -> Iterator[Problem]:
+def demands(combination: Combination) -> Iterator[Demand]:
+    """Who wants what of whom: the plugins of one another, then what was asked for beside them. Pure."""
     sides = [side for kind in KINDS if (side := getattr(combination, kind)) is not None]
     for wanting in sides:
         for offering in sides:
-            if missing := wanting.needs.get(offering.kind, frozenset()) - offering.offers:
-                yield _missing(str(wanting), offering, missing, (offering.kind, wanting.kind))
+            if names := wanting.needs.get(offering.kind, frozenset()):
+                yield Demand(wanting, offering, names, (offering.kind, wanting.kind))
     request, strategy = combination.request, combination.strategy
     wishes = [
         (request.world_size > 1, f"{request.world_size} processes", "several_processes", ("strategy", "devices")),
@@ -183,12 +199,18 @@ def _missing_capabilities(combination: Combination) -> Iterator[Problem]:
         (request.clip is not None, "--gradient_clip_val", "clipping", ("strategy", "clip")),
     ]
     for wished, who, name, axes in wishes:
-        if wished and name not in strategy.offers:
-            yield _missing(who, strategy, frozenset({name}), axes)
+        if wished:
+            yield Demand(who, strategy, frozenset({name}), axes)
     for kind, names in request.needs.items():
         side = getattr(combination, kind)
-        if side is not None and (missing := names - side.offers):
-            yield _missing("this run", side, missing, (kind,))
+        if side is not None:
+            yield Demand("this run", side, names, (kind,))
+
+
+def _missing_capabilities(combination: Combination) -> Iterator[Problem]:
+    for demand in demands(combination):
+        if demand.missing:
+            yield _missing(str(demand.wanting), demand.offering, demand.missing, demand.axes)
 
 
 def nearest(name: str, names: Iterable[str]) -> str:

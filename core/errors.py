@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .combination import Combination
 
 
 class TrivetError(Exception):
@@ -55,10 +59,13 @@ class Conflict:
 
 
 class PlanError(ConfigurationError):
-    """The requested combination was refused. ``conflicts`` holds every reason, not only the first."""
+    """The requested combination was refused. ``conflicts`` holds every reason, not only the first.
 
-    def __init__(self, conflicts: tuple[Conflict, ...]) -> None:
-        self.conflicts = conflicts
+    ``combination`` is what was judged; it does not travel to other processes.
+    """
+
+    def __init__(self, conflicts: tuple[Conflict, ...], combination: Combination | None = None) -> None:
+        self.conflicts, self.combination = conflicts, combination
         lines = "\n".join(f"  - {conflict}" for conflict in conflicts)
         noun = "conflict" if len(conflicts) == 1 else "conflicts"
         super().__init__(f"this combination cannot run ({len(conflicts)} {noun}):\n{lines}")

@@ -16,8 +16,8 @@ class Plan:
     of each, by kind. ``devices`` counts processes per node, ``device_ids`` says which devices they use where the user
     listed them. ``backend`` is None for one process. Dtypes are names such as ``"bfloat16"``; ``state_dtype`` is the
     optimizer state's. ``accumulate`` is None as long as it follows from ``global_batch_size`` and the loader.
-    ``launcher`` is ``"single"`` (this process), ``"local"`` or the environment that started the processes. ``notes``
-    are sentences for the user.
+    ``launcher`` is ``"single"`` (this process), the launcher (``"local"``) or the environment of the processes.
+    ``notes`` are sentences for the user.
     """
 
     strategy: str
@@ -128,7 +128,7 @@ class Plan:
 def _fill(head: str, text: str) -> str:
     return textwrap.fill(
         text,
-        110,
+        80,
         initial_indent=head,
         subsequent_indent=" " * len(head),
         break_long_words=False,

@@ -129,4 +129,6 @@ def _passes_user_code(error: BaseException) -> bool:
 
 
 def _complain(prog: str, text: str) -> None:
-    print(f"{prog}: {text}", file=sys.stderr)
+    from .text import for_terminal
+
+    print(for_terminal(f"{prog}: {text}"), file=sys.stderr)

@@ -10,6 +10,8 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigurationError, PlanError, TrivetError
+from ..launch import environments
+from .explain import as_data, explain
 from .selection import PLUGINS, Selection, select
 
 if TYPE_CHECKING:
@@ -27,25 +29,43 @@ def run_job(
     defaults: Mapping[str, Any] | None = None,
 ) -> tuple[int, Trainer | None]:
     """Run ``fit``, ``validate`` or ``plan``; return the exit code and the trainer."""
-    if command == "plan" and "--json" in argv:
-        try:
-            job = Job(command, argv, prog=prog, classes=classes, defaults=defaults)
-            print(json.dumps(job.trainer.plan(job.model).to_dict(), indent=2))
-        except PlanError as error:
-            print(json.dumps({"conflicts": [asdict(conflict) for conflict in error.conflicts]}, indent=2))
-            return 2, None
-        except TrivetError as error:
-            print(json.dumps({"error": type(error).__name__, "message": str(error)}, indent=2))
-            return 2, None
-        return 0, None
-    job = Job(command, argv, prog=prog, classes=classes, defaults=defaults)
     if command == "plan":
-        print(job.trainer.plan(job.model))
-    elif command == "fit":
+        return show_plan(argv, prog=prog, classes=classes, defaults=defaults), None
+    job = Job(command, argv, prog=prog, classes=classes, defaults=defaults)
+    if command == "fit":
         job.fit()
     else:
         job.validate()
-    return 0, None if command == "plan" else job.trainer
+    return 0, job.trainer
+
+
+def show_plan(argv: Sequence[str], **arguments: Any) -> int:
+    """Print the plan, or why there is none; with ``--explain`` in either case also who wants what and who offers it."""
+    as_json, explained = "--json" in argv, "--explain" in argv
+    more: dict[str, Any] = {}
+    try:
+        job = Job("plan", argv, **arguments)
+        resolved = job.trainer.resolve(job.model, environments.detect())
+        if explained:
+            more = {"capabilities": as_data(resolved.combination)}
+        if as_json:
+            print(json.dumps({**resolved.plan.to_dict(), **more}, indent=2))
+        else:
+            print(f"{resolved.plan}\n\n{explain(resolved.combination)}" if explained else resolved.plan)
+    except TrivetError as error:
+        combination = error.combination if explained and isinstance(error, PlanError) else None
+        if not as_json:
+            if combination is not None:
+                print(explain(combination), end="\n\n", flush=True)
+            raise
+        if combination is not None:
+            more = {"capabilities": as_data(combination)}
+        if isinstance(error, PlanError):
+            print(json.dumps({"conflicts": [asdict(conflict) for conflict in error.conflicts], **more}, indent=2))
+        else:
+            print(json.dumps({"error": type(error).__name__, "message": str(error)}, indent=2))
+        return 2
+    return 0
 
 
 class Job:

@@ -55,6 +55,7 @@ def build_parser(
     parser.add_argument("--config", action="config", help="A YAML file of flags; may be repeated.")
     if command == "plan":
         parser.add_argument("--json", action="store_true", help="print JSON, the conflicts as well")
+        parser.add_argument("--explain", action="store_true", help="show who wants which capability, and who offers it")
     else:
         parser.add_argument("--ckpt_path", type=str | None, default=None, help="the checkpoint to start from")
         parser.add_argument(

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
+from itertools import groupby
 from typing import Any
 
 from ..combination import KNOWN, nearest
+from ..errors import TrivetError
 from ..registry import GROUPS, Entry, entries, load, make
-
-COLUMNS = ("group", "name", "distribution", "version", "target")
+from .text import aligned, fill
 
 
 def show_plugins(argv: Sequence[str], *, prog: str) -> int:
@@ -28,7 +30,9 @@ def show_plugins(argv: Sequence[str], *, prog: str) -> int:
     found = [entry for kind in GROUPS if options.kind in (None, kind) for entry in entries(kind)]
     count = Counter((entry.kind, entry.name) for entry in found)
     rows = [
-        {**asdict(entry), "group": GROUPS[entry.kind], "conflict": count[entry.kind, entry.name] > 1} for entry in found
+        asdict(entry)
+        | {"group": GROUPS[entry.kind], "qualified": entry.qualified, "conflict": count[entry.kind, entry.name] > 1}
+        for entry in found
     ]
     if options.check:
         for row, entry in zip(rows, found, strict=True):
@@ -42,7 +46,9 @@ def check(entry: Entry) -> dict[str, Any]:
     try:
         load(entry.kind, entry.qualified)
     except Exception as error:  # whatever a foreign module raises while it is imported is the answer
-        return {"status": "broken", "reason": f"{type(error).__name__}: {error}"}
+        return {"status": "broken", "reason": _reason(error)}
+    if entry.kind == "environment":
+        return _asked(entry)
     if entry.kind not in ("strategy", "accelerator", "precision"):
         return {"status": "ok"}
     try:
@@ -65,32 +71,51 @@ def check(entry: Entry) -> dict[str, Any]:
             else:
                 answer |= {"status": "unavailable", "reason": plugin.unavailable_reason()}
     except Exception as error:  # likewise
-        return {"status": "untried", "reason": f"{type(error).__name__}: {error}"}
+        return {"status": "untried", "reason": _reason(error)}
     return answer
 
 
+def _asked(entry: Entry) -> dict[str, Any]:
+    """Whether this process was started by an environment, and why it says so."""
+    try:
+        environment = make(entry.kind, entry.qualified).plugin
+        world, reasons = environment.detect(os.environ), ", ".join(environment.reasons(os.environ))
+    except Exception as error:
+        return {"status": "untried", "reason": _reason(error)}
+    return {"status": "ok", "reason": f"started this process: {reasons}" if world else f"not this process: {reasons}"}
+
+
+def _reason(error: Exception) -> str:
+    return str(error) if isinstance(error, TrivetError) else f"{type(error).__name__}: {error}"
+
+
 def _table(rows: list[dict[str, Any]]) -> str:
+    """A block for each group; the columns of all blocks are aligned."""
     if not rows:
         return "no plugins are installed"
-    widths = {key: max(len(key), *(len(str(row[key])) for row in rows)) for key in COLUMNS}
-    lines = ["  ".join(key.ljust(widths[key]) for key in COLUMNS).rstrip()]
-    for row in rows:
-        line = "  ".join(str(row[key]).ljust(widths[key]) for key in COLUMNS).rstrip()
-        if row["conflict"]:
-            line += f"  (conflict: write {row['distribution']}:{row['name']})"
-        lines += [line, *_checked(row.get("check"))]
+    cells = [(row["name"], f"{row['distribution']} {row['version']}", row["target"]) for row in rows]
+    printed = iter(aligned(cells, indent="  "))
+    lines: list[str] = []
+    for group, members in groupby(rows, key=lambda row: row["group"]):
+        lines += ["", group] if lines else [group]
+        for row in members:
+            lines += next(printed)
+            if row["conflict"]:
+                lines += fill("    ", f"conflict: another distribution has the name, write {row['qualified']}")
+            lines += _checked(row.get("check"))
     return "\n".join(lines)
 
 
 def _checked(answer: dict[str, Any] | None) -> list[str]:
     if answer is None:
         return []
-    reason = f": {answer['reason']}" if "reason" in answer else ""
-    lines = [f"    {answer['status']}{reason}"]
-    if answer.get("needs"):
-        lines.append("    needs   " + "; ".join(f"{kind}: {', '.join(v)}" for kind, v in answer["needs"].items()))
+    lines = fill(f"    {answer['status']:<12}", answer.get("reason", ""))
+    for kind, names in answer.get("needs", {}).items():
+        lines += fill("    needs       ", f"of the {kind}: {', '.join(names)}")
     if answer.get("offers"):
-        lines.append(f"    offers  {', '.join(answer['offers'])}")
+        lines += fill("    offers      ", ", ".join(answer["offers"]))
+    for doubt in answer.get("doubts", []):
+        lines += fill("    doubtful    ", doubt)
     if "devices" in answer:
-        lines.append(f"    devices {answer['devices']}")
+        lines.append(f"    devices     {answer['devices']}")
     return lines

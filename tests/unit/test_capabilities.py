@@ -109,7 +109,7 @@ def test_by_name_and_by_object_the_plan_is_the_same() -> None:
     by_name = resolve(accelerator="cpu", strategy="ddp", precision="bf16", devices=2)
     by_object = resolve(accelerator=CPU(), strategy=DDP(), precision=BF16Mixed(), devices=2)
     assert by_name.plan == by_object.plan
-    for one, other in zip(by_name[1:], by_object[1:], strict=True):
+    for one, other in zip(by_name[1:4], by_object[1:4], strict=True):
         assert type(one.plugin) is type(other.plugin)
         assert replace(one, plugin=None) == replace(other, plugin=None)
     assert (by_name.plan.param_dtype, by_name.plan.compute_dtype) == ("float32", "bfloat16")
@@ -133,8 +133,8 @@ def test_plan_prints_and_goes_through_json() -> None:
         "update       manual optimization, 4 micro-batches per process, None from the step skips the samples",
         "notes        - strategy auto: ddp, for 2 processes",
     ):
-        assert part in text
-    assert max(map(len, text.splitlines())) <= 110
+        assert part in " ".join(text.split("\n" + " " * 13))
+    assert max(map(len, text.splitlines())) <= 80
 
 
 def test_a_success_imports_no_other_plugin() -> None:

@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 import trivet
+from distributions import Install
 from trivet.__main__ import main
-from trivet.commands import entry, job, parser, selection
+from trivet.commands import entry, job, parser, selection, text
 from trivet.errors import ConfigurationError, RankFailed
 
 NET = '''
@@ -99,14 +100,35 @@ def test_an_unknown_command_is_answered_with_the_nearest(capsys: pytest.CaptureF
 def test_plugins_lists_and_checks(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plugins", "strategy"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0].split() == ["group", "name", "distribution", "version", "target"]
-    assert any(line.split()[:3] == ["trivet.strategies", "ddp", "trivet"] for line in lines)
+    assert lines[0] == "trivet.strategies"
+    assert ["ddp", "trivet", trivet.__version__, "trivet.strategies.ddp:DDP"] in [line.split() for line in lines]
     assert main(["plugins", "accelerator", "--check", "--json"]) == 0
     rows = {row["name"]: row for row in json.loads(capsys.readouterr().out)}
     assert rows["cpu"]["check"]["status"] == "ok"
     assert "collectives" in rows["cpu"]["check"]["offers"]
+    assert main(["plugins", "--check"]) == 0
+    shown = capsys.readouterr().out
+    assert "    needs       of the strategy: loss_scaling" in shown
+    assert "    ok          not this process: none of RANK, WORLD_SIZE" in shown
+    assert max(map(len, shown.splitlines())) <= 80
+
+
+def test_plugins_fit_the_terminal_whatever_their_names(install: Install, capsys: pytest.CaptureFixture[str]) -> None:
+    code = """
+        from trivet.plugins import Needs, Policy, Precision
+        class Good(Precision):
+            policy = Policy()
+            needs = Needs(accelerator=frozenset({"dtpye:float32"}))
+    """
+    name = "acme_enterprise_precision_plugins"
+    install(name, f"four-bit-with-stochastic-rounding = {name}:Good\nfp32 = {name}:Good", code, version="12.34.56")
     assert main(["plugins", "precision", "--check"]) == 0
-    assert "needs   " in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert max(map(len, shown.splitlines())) <= 80
+    assert shown.count("conflict: another distribution has the name, write") == 2
+    assert "write trivet:fp32" in shown
+    assert "capability 'dtpye:float32' is none of Trivet's" in " ".join(shown.split())
+    assert "did the author mean 'dtype:float32'?" in " ".join(shown.split())
 
 
 # -------------------------------------------------------------------------------------------------------------- fitting
@@ -203,10 +225,10 @@ def test_help_shows_the_options_of_what_is_selected(capsys: pytest.CaptureFixtur
     with pytest.raises(SystemExit) as ended:
         fit("--strategy", "ddp", "--help")
     assert ended.value.code == 0
-    text = capsys.readouterr().out
+    shown = capsys.readouterr().out
     for flag in ("--strategy NAME", "--strategy.static_graph", "--model.width", "--max_epochs", "How wide it is."):
-        assert flag in text
-    assert max(map(len, text.splitlines())) <= 80
+        assert flag in shown
+    assert max(map(len, shown.splitlines())) <= 80
 
 
 # -------------------------------------------------------------------------------------------------------------- scripts
@@ -265,8 +287,8 @@ def test_defaults_that_the_trainer_does_not_know() -> None:
     ],
 )
 def test_mistakes_get_one_message(folder: Path, capsys: Any, fits: list[Any], argv: list[str], message: str) -> None:
-    for name, text in {"list": "[1]", "torn": "a: [", "typo": "max_epoch: 3", "value": "strategy: [ddp]"}.items():
-        (folder / f"{name}.yaml").write_text(text)
+    for name, content in {"list": "[1]", "torn": "a: [", "typo": "max_epoch: 3", "value": "strategy: [ddp]"}.items():
+        (folder / f"{name}.yaml").write_text(content)
     code, _ = fit(*argv)
     captured = capsys.readouterr()
     assert code == 2
@@ -328,6 +350,38 @@ def test_plan_prints_every_conflict(capsys: pytest.CaptureFixture[str]) -> None:
     assert "strategy 'single'" in " ".join(conflicts[0]["parties"])
     assert main(["plan", "--strategy", "dpd", "--json"]) == 2
     assert json.loads(capsys.readouterr().out)["error"] == "PluginNotFound"
+
+
+def test_plan_explains_who_wants_what_and_who_offers_it(capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["--accelerator", "cpu", "--precision", "fp16", "--devices", "2", "--explain"]
+    assert main(["plan", *flags, "--strategy", "ddp", "--gradient_clip_val", "1"]) == 0
+    shown = capsys.readouterr().out
+    rows = [" ".join(line.split()) for line in shown.splitlines()]
+    assert "capability wanted by offered by" in rows
+    assert "loss_scaling precision fp16-mixed strategy ddp" in rows
+    assert "clipping --gradient_clip_val strategy ddp" in rows
+    assert any(row.startswith("accelerator cpu autocast:bfloat16") for row in rows)
+    assert max(map(len, shown.splitlines())) <= 80
+    assert main(["plan", *flags, "--strategy", "single"]) == 2
+    captured = capsys.readouterr()
+    assert "several_processes 2 processes MISSING: not offered by strategy single" in " ".join(captured.out.split())
+    assert "this combination cannot run" in captured.err
+    assert main(["plan", *flags, "--strategy", "single", "--json"]) == 2
+    missing = [row for row in json.loads(capsys.readouterr().out)["capabilities"] if not row["offered"]]
+    assert missing == [
+        {"capability": "several_processes", "wanted_by": "2 processes", "asked": "strategy single", "offered": False}
+    ]
+    assert main(["plan", *flags, "--strategy", "ddp", "--json"]) == 0
+    assert {row["offered"] for row in json.loads(capsys.readouterr().out)["capabilities"]} == {True}
+
+
+def test_messages_are_folded_on_a_terminal_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    message = "this combination cannot run:\n  - " + "strategy 'single' and 2 processes " * 5
+    assert text.for_terminal(message) == message
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    folded = text.for_terminal(message).splitlines()
+    assert max(map(len, folded)) <= 80
+    assert [line[:5] for line in folded] == ["this ", "  - s", "    '", "    a"]
 
 
 def test_validate_prints_the_metrics(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from .data.datamodule import DataModule as DataModule
     from .launch.environment import Environment as Environment
     from .launch.launcher import Launcher as Launcher
+    from .launch.world import World as World
     from .loggers.logger import Logger as Logger
     from .module import Module as Module
     from .plugins import Accelerator as Accelerator
@@ -46,6 +47,7 @@ _PUBLIC = {
     "Runtime": "runtime",
     "Strategy": "plugins",
     "Trainer": "trainer",
+    "World": "launch.world",
     "cli": "commands.entry",
     "negotiate": "capabilities",
     "seed_everything": "seeding",

@@ -27,6 +27,7 @@ EXPORTED = {
     "Runtime",
     "Strategy",
     "Trainer",
+    "World",
     "__version__",
     "cli",
     "negotiate",

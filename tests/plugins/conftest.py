@@ -1,0 +1,64 @@
+"""A virtual environment with the packages of the pages, installed by pip."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pages
+import pytest
+
+FOLDERS = ("allreduce", "localsgd", "ledger", "stochastic")  # of plugins that the suites know
+
+
+@dataclass
+class Installed:
+    """Where the packages' sources are, and the python that has them installed."""
+
+    root: Path
+    python: Path
+
+    def pip(self, *sources: Path, into: Path | None = None) -> None:
+        """Build and install from sources, without network."""
+        target = ["--target", str(into)] if into else []
+        flags = ["--quiet", "--disable-pip-version-check", "--no-index", "--no-deps", "--no-build-isolation", *target]
+        ran = subprocess.run(
+            [self.python, "-m", "pip", "install", *flags, *sources], capture_output=True, text=True, check=False
+        )
+        assert ran.returncode == 0, ran.stderr
+
+    def run(self, *arguments: str | Path, cwd: Path | None = None, path: Path | None = None) -> tuple[int, str, str]:
+        """``python -m`` with these arguments: the exit code, stdout, stderr."""
+        environ = os.environ | {"COLUMNS": "100"} | ({"PYTHONPATH": str(path)} if path else {})
+        ran = subprocess.run(
+            [self.python, "-m", *map(str, arguments)],
+            cwd=cwd or self.root, env=environ, capture_output=True, text=True, timeout=280, check=False,
+        )  # fmt: skip
+        return ran.returncode, ran.stdout, ran.stderr
+
+
+@pytest.fixture(scope="session")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Installed:
+    root = tmp_path_factory.mktemp("plugins")
+    subprocess.run([sys.executable, "-m", "venv", root / "venv"], check=True)
+    python = root / "venv" / "bin" / "python"
+    # torch and Trivet are those of the environment that runs the tests; what is installed here is found first
+    ask = [python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"]
+    purelib = Path(subprocess.run(ask, check=True, capture_output=True, text=True).stdout.strip())
+    (purelib / "outer.pth").write_text(f"import site; site.addsitedir({sysconfig.get_path('purelib')!r})\n")
+    found = Installed(root, python)
+    for page in ("strategy.md", "accelerator.md", "precision.md", "others.md"):
+        pages.write(page, root)
+    found.pip(*(root / folder for folder in (*FOLDERS, "extras")))
+    return found
+
+
+@pytest.fixture
+def trivet(installed: Installed) -> Callable[..., tuple[int, str, str]]:
+    """The command, in the environment that has the packages."""
+    return lambda *arguments, **options: installed.run("trivet", *arguments, **options)

@@ -96,10 +96,13 @@ class Reductions(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.dtypes: set[str] = set()
+        self.sizes: list[int] = []  # elements of each
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func.namespace == "c10d" and func.overloadpacket.__name__ in REDUCTIONS:
-            self.dtypes |= names(tensor for tensor in tensors(args) if tensor.numel() >= LEAST)
+            large = [t for t in tensors(args) if t.is_floating_point() and t.numel() >= LEAST]
+            self.dtypes |= names(large)
+            self.sizes += [max(map(Tensor.numel, large))] if large else []
         return func(*args, **(kwargs or {}))
 
 

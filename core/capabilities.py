@@ -270,6 +270,8 @@ def resolve(
         notes=tuple(notes),
     )
     sides = chosen_strategy, chosen_accelerator, chosen_precision
-    combination = Combination(module, *map(party, sides), request)
+    combination = Combination(
+        module, party(chosen_strategy), party(chosen_accelerator), party(chosen_precision), request
+    )
     plan = _negotiate(combination, *sides, own_plugins)
     return Resolved(plan, *sides, starts, combination)

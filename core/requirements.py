@@ -21,14 +21,14 @@ def missing_package(error: BaseException, distribution: str, module: str = "") -
     if f"{module}.".startswith(f"{error.name}."):
         return f" The entry point names a module that {distribution} should have brought; install {distribution} again."
     missing = normalized(error.name.partition(".")[0])
-    requirements, extras = _requires(distribution)
+    requirements, offered = _requires(distribution)
     for name, extra, _ in requirements:
         if normalized(name) == missing and extra:
             return f" Install it with: pip install '{distribution}[{extra}]'"
         if normalized(name) == missing:
             return f" {distribution} requires {name!r}: pip install {name}"
-    if extras:
-        return f" {distribution} has the extras {', '.join(extras)}; one of them may bring {error.name!r}."
+    if offered:
+        return f" {distribution} has the extras {', '.join(offered)}; one of them may bring {error.name!r}."
     return f" Install the package that has the module {error.name!r}; {distribution} does not say which one that is."
 
 
@@ -40,11 +40,16 @@ def trivet_wanted(distribution: str) -> str:
     return ""
 
 
+def extras(distribution: str) -> list[str]:
+    """The names of a distribution's extras."""
+    return _requires(distribution)[1]
+
+
 def _requires(distribution: str) -> tuple[list[tuple[str, str, str]], list[str]]:
     """Name, extra and text of each requirement, and the names of all extras."""
     try:
         described = metadata.distribution(distribution)
-        extras = described.metadata.get_all("Provides-Extra") or []
+        offered = described.metadata.get_all("Provides-Extra") or []
         texts = described.requires or []
     except metadata.PackageNotFoundError:
         return [], []
@@ -54,4 +59,4 @@ def _requires(distribution: str) -> tuple[list[tuple[str, str, str]], list[str]]
         extra = re.search(r"""extra\s*==\s*['"]([^'"]+)['"]""", text)
         if name is not None:
             found.append((name[0], extra[1] if extra else "", text))
-    return found, extras
+    return found, offered

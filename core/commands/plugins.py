@@ -23,10 +23,25 @@ def show_plugins(argv: Sequence[str], *, prog: str) -> int:
         prog=prog,
         description="List the installed plugins. Reads metadata only; with --check each is imported.",
     )
-    parser.add_argument("kind", nargs="?", choices=list(GROUPS), help="show only this kind")
+    parser.add_argument(
+        "kind", nargs="?", choices=list(GROUPS), metavar="KIND", help=f"show only one of: {', '.join(GROUPS)}"
+    )
     parser.add_argument("--check", action="store_true", help="import each; print needs, offers and what is unavailable")
+    parser.add_argument(
+        "--matrix", action="store_true", help="import all; show which strategy, accelerator and precision go together"
+    )
     parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("--markdown", action="store_true", help="with --matrix: print a page of documentation")
+    parser.add_argument(
+        "--portable", action="store_true", help="with --matrix: Trivet's own plugins, as if every device were there"
+    )
     options = parser.parse_args(list(argv))
+    if options.matrix:
+        if options.kind or options.check:
+            parser.error("--matrix shows all kinds; give neither a kind nor --check with it")
+        return _show_matrix(options)
+    if options.markdown or options.portable:
+        parser.error("--markdown and --portable belong to --matrix")
     found = [entry for kind in GROUPS if options.kind in (None, kind) for entry in entries(kind)]
     count = Counter((entry.kind, entry.name) for entry in found)
     rows = [
@@ -39,6 +54,17 @@ def show_plugins(argv: Sequence[str], *, prog: str) -> int:
             row["check"] = check(entry)
     print(json.dumps(rows, indent=2) if options.json else _table(rows))
     return 1 if any(row.get("check", {}).get("status") == "broken" for row in rows) else 0
+
+
+def _show_matrix(options: argparse.Namespace) -> int:
+    from . import matrix
+
+    found = matrix.matrix(portable=options.portable)
+    if options.json:
+        print(json.dumps(found.as_data(), indent=2))
+    else:
+        print(matrix.as_markdown(found) if options.markdown else matrix.as_text(found))
+    return 0
 
 
 def check(entry: Entry) -> dict[str, Any]:

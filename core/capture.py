@@ -212,6 +212,13 @@ def load_by_name(
         for name, values in saved["state"].items()
     }
     optimizer.load_state_dict({"state": state, "param_groups": groups})
+    dtype = strategy.context.policy.state
+    if dtype is None:
+        return
+    for name in saved["state"]:  # torch has cast it to the parameter's dtype
+        for key, value in state[ids[name]].items():
+            if isinstance(value, Tensor) and value.dim() and value.is_floating_point():
+                optimizer.state[params[name]][key] = value.to(params[name].device, dtype)
 
 
 # ------------------------------------------------------------------------------------------- hyperparameters

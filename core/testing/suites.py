@@ -130,21 +130,25 @@ class Suite:
     def test_says_what_is_true(self, trivet_asked: Asked) -> None:
         """What the plugin says of itself before anything runs."""
         check = next(check for check in DECLARED[self.kind] if check.__name__ == trivet_asked.check)
+        text = ""
         try:
             check(self.selected(), self.terms())
         except AssertionError as error:
-            pytest.fail(f"{self.selected()}: {error}", pytrace=False)
+            text = f"{self.selected()}: {error}"
+        told(text)
 
     test_says_what_is_true.asks = "declares"  # type: ignore[attr-defined]
 
     def test_device(self, trivet_asked: Asked, trivet_pools: Pools) -> None:
         """What an accelerator does with its device, in one worker."""
+        text = ""
         try:
             trivet_pools[1].run(DEVICE[trivet_asked.check], self.plugin, timeout_s=self.timeout_s)
         except TaskFailed as error:
             failure = error.failures[0]
-            text = failure.message if failure.type_name == "AssertionError" else str(error)
-            pytest.fail(f"{self.selected()}: {text}", pytrace=False)
+            found = failure.message if failure.type_name == "AssertionError" else error
+            text = f"{self.selected()}: {found}"
+        told(text)
 
     test_device.asks = "device"  # type: ignore[attr-defined]
 
@@ -152,10 +156,12 @@ class Suite:
         """A check of training in a cell that negotiation admits."""
         assert trivet_asked.cell is not None
         check = cells.named(trivet_asked.check)
+        text = ""
         try:
             check.run(trivet_asked.cell, trivet_pools, self.terms())
         except (AssertionError, TaskFailed) as error:
-            pytest.fail(f"{self.blame(check, trivet_asked.cell)}\n{error}", pytrace=False)
+            text = f"{self.blame(check, trivet_asked.cell)}\n{error}"
+        told(text)
 
     test_trains_like_the_reference.asks = "trains"  # type: ignore[attr-defined]
 
@@ -210,6 +216,12 @@ class PrecisionSuite(Suite):
 
 
 SUITES: Mapping[str, type[Suite]] = {suite.kind: suite for suite in (StrategySuite, AcceleratorSuite, PrecisionSuite)}
+
+
+def told(text: str) -> None:
+    """Fail with this text, if it is one; outside of the handler, so that pytest does not show the cause, too."""
+    if text:
+        pytest.fail(text, pytrace=False)
 
 
 def by_value(plugin: Any, module: str) -> None:

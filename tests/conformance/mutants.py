@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from typing import Any
 
-from torch import nn
+import torch
+import torch.distributed as dist
+from lightning_utilities.core.apply_func import apply_to_collection
+from torch import Tensor, nn
 from trivet import gradients
-from trivet.plugins import MicroBatch, StepResult, Strategy
+from trivet.accelerators.cpu import CPU
+from trivet.plugins import MicroBatch, Needs, Policy, StepResult, Strategy
 from trivet.precision.mixed import BF16Mixed
 from trivet.strategies.ddp import DDP
 
@@ -74,3 +79,135 @@ class JudgesOverflowAlone(FromTheBaseClass):
             self.reduce_(gradients.parameters(optimizers))
             return StepResult(applied=False)
         return super().optimizer_step(root, optimizers, scaler=None, **options)
+
+
+class LocalSGD(FromTheBaseClass):
+    """Right, and not like one process: ranks train apart, and average parameters and optimizer state now and then."""
+
+    def __init__(self, period: int = 3) -> None:
+        self.period = period
+        self.updates = 0
+
+    @property
+    def offers(self) -> frozenset[str]:
+        return frozenset({"several_processes", "accumulation"})
+
+    def reduce_(self, parameters: Any) -> None:
+        """Nothing: gradients stay apart."""
+
+    def optimizer_step(self, root: nn.Module, optimizers: Any, **options: Any) -> StepResult:
+        result = super().optimizer_step(root, optimizers, **options)
+        self.updates += 1
+        if self.updates % self.period == 0:
+            self.meet([t.data for t in root.parameters()])
+            self.meet([t for o in optimizers for s in o.state.values() for t in s.values() if getattr(t, "dim", int)()])
+        return result
+
+    def meet(self, tensors: list[Tensor]) -> None:
+        """Average in place; all ranks."""
+        if self.context.world.world_size > 1:
+            for tensor in tensors:
+                dist.all_reduce(tensor)
+                tensor /= self.context.world.world_size
+
+
+class LocalSGDThatNeverMeets(LocalSGD):
+    """Every rank trains on its own samples, for ever."""
+
+    def meet(self, tensors: list[Tensor]) -> None:
+        pass
+
+
+class LocalSGDOfOneRank(LocalSGD):
+    """Everybody takes over what rank 0 has learned from its own samples."""
+
+    def meet(self, tensors: list[Tensor]) -> None:
+        if self.context.world.world_size > 1:
+            for tensor in tensors:
+                dist.broadcast(tensor, 0)
+
+
+class CoresAsDevices(CPU):
+    """Right: keeps books about CPU tensors, as if they were a device's."""
+
+    device_type = "cpu"
+    moves_batches = True
+
+    def to_device(self, batch: Any, device: torch.device) -> Any:
+        return apply_to_collection(batch, Tensor, torch.clone)
+
+
+class OffersWhatItCannotDo(CoresAsDevices):
+    """There is no product in float8 on the CPU."""
+
+    @property
+    def offers(self) -> frozenset[str]:
+        return super().offers | {"dtype:float8_e4m3fn"}
+
+
+class LosesTheNesting(CoresAsDevices):
+    """Knows lists and nothing else."""
+
+    def to_device(self, batch: Any, device: torch.device) -> Any:
+        return [part.clone() for part in batch]
+
+
+class ForgetsTheBatch(CoresAsDevices):
+    """Moves what it is asked to move into another dtype."""
+
+    def to_device(self, batch: Any, device: torch.device) -> Any:
+        return apply_to_collection(batch, Tensor, Tensor.float)
+
+
+class SaysMemoryInWords(CoresAsDevices):
+    """Numbers are wanted."""
+
+    def memory(self) -> Any:
+        return {"allocated": "much"}
+
+
+class ConnectsNobody(CoresAsDevices):
+    """Offers collectives without a backend."""
+
+    collective_backend = None
+
+
+class StoresFP32(BF16Mixed):
+    """Says that it stores bfloat16."""
+
+    @property
+    def policy(self) -> Policy:
+        return Policy(param=torch.bfloat16, compute=torch.bfloat16)
+
+    def convert(self, module: nn.Module) -> nn.Module:
+        return module
+
+
+class AsksForNothing(BF16Mixed):
+    """Computes in bfloat16 on devices that do not have it."""
+
+    @property
+    def needs(self) -> Needs:
+        return Needs()
+
+
+class HidesAnOption(FromTheBaseClass):
+    """Does not keep its constructor's argument."""
+
+    def __init__(self, period: int = 3) -> None:
+        self._hidden = period
+
+
+class OffersASet(FromTheBaseClass):
+    """Not a frozenset."""
+
+    @property
+    def offers(self) -> Any:
+        return set(super().offers)
+
+
+class SetsTheEnvironment(FromTheBaseClass):
+    """Changes the process that made it."""
+
+    def __init__(self) -> None:
+        os.environ["MADE_BY_A_PLUGIN"] = str(len(os.environ.get("MADE_BY_A_PLUGIN", "")) + 1) * 2

@@ -1,0 +1,188 @@
+"""The pytest plugin as a stranger meets it: another directory, another process, nothing of this repository."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+pytest_plugins = ["pytester"]
+
+OWN = """
+    import torch
+    from trivet.plugins import Needs, Policy, Precision, Strategy
+    from trivet.testing import PrecisionSuite, StrategySuite, Tolerance
+
+    class Mine(Strategy):
+        def __init__(self, averages: bool = True) -> None:
+            self.averages = averages
+
+        def reduce_(self, parameters):
+            if self.averages:
+                super().reduce_(parameters)
+
+    class Half(Precision):
+        policy = Policy(torch.bfloat16, torch.bfloat16, torch.bfloat16)
+        needs = Needs(accelerator=frozenset({"dtype:bfloat16"}))
+
+        def convert(self, module):
+            return module
+"""
+
+
+@pytest.fixture(autouse=True)
+def _settings(pytester: pytest.Pytester) -> None:
+    pytester.makeini("[pytest]\nfilterwarnings = error\naddopts = -p no:cacheprovider")
+
+
+def test_a_suite_in_a_test_file_needs_three_lines(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(
+        OWN
+        + """
+    class TestMine(StrategySuite):
+        plugin = Mine
+        world_sizes = (1, 2)
+        precisions = ("fp32",)
+        tolerance = Tolerance(1e-6, 1e-5, 1e-5, 1e-5)
+    """
+    )
+    result = pytester.runpytest_subprocess("-v", "-k", "says or W2-parity or W1-overflow")
+    assert result.parseoutcomes()["passed"] == 8
+    result.stdout.fnmatch_lines(
+        [
+            "*::TestMine::test_trains_like_the_reference[[]Mine-fp32-W2-parity] PASSED*",
+            "| Mine | fp32 | cpu | 1 of 1 ok (own tolerance) |",
+            "- Mine, by itself: 7 of 7 ok",
+            "1 checks in cells ran, 0 were left out.",
+        ]
+    )
+
+
+@pytest.mark.parametrize("mode", ["prepend", "importlib"])
+def test_a_strategy_that_does_not_average_is_named_with_what_it_offers(pytester: pytest.Pytester, mode: str) -> None:
+    pytester.makepyfile(
+        OWN
+        + """
+    class TestMine(StrategySuite):
+        plugin = Mine(averages=False)
+        world_sizes = (2,)
+        precisions = ("fp32",)
+    """
+    )
+    result = pytester.runpytest_subprocess("--import-mode", mode, "-k", "parity")
+    assert result.parseoutcomes()["failed"] == 1
+    result.stdout.fnmatch_lines(
+        [
+            "strategy 'Mine' (local*) offers 'several_processes' and does not train like the reference with it "
+            "(parity in Mine-fp32-W2):",
+            "losses: *",
+            "| Mine | fp32 | cpu | FAILED: parity |",
+        ]
+    )
+
+
+def test_a_precision_that_stores_something_else_is_named(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(
+        OWN
+        + """
+    class TestHalf(PrecisionSuite):
+        plugin = Half()
+        strategies = ("single",)
+        world_sizes = (1,)
+    """
+    )
+    result = pytester.runpytest_subprocess("-k", "conversion or W1-parity")
+    assert result.parseoutcomes()["failed"] == 2
+    result.stdout.fnmatch_lines(
+        [
+            "precision 'Half' (local*): policy.param is torch.bfloat16, and convert() stores '0.weight' as *float32*",
+            "precision 'Half' (local*) does not train like the reference (parity in single-Half-W1):",
+            "*PlanMismatch: the first update did not do what the Plan says:",
+            "*parameter 'offset' is stored as float32, planned bfloat16",
+        ]
+    )
+
+
+def test_a_suite_whose_plugin_does_not_exist_says_so_when_it_is_collected(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(
+        """
+    from trivet.testing import PrecisionSuite
+
+    class TestMine(PrecisionSuite):
+        plugin = "fp23"
+    """
+    )
+    result = pytester.runpytest_subprocess()
+    result.assert_outcomes(errors=1)
+    result.stdout.fnmatch_lines(["TestMine: no precision is named 'fp23'. Did you mean 'fp32'? *"])
+
+
+# --------------------------------------------------------------------------------------------------------- the options
+
+
+def test_a_name_on_the_command_line_needs_no_file_and_runs_nothing_else(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile("def test_of_the_directory(): assert False")
+    result = pytester.runpytest_subprocess(
+        "-v", "--trivet-strategy", "single", "--trivet-precision", "fp32", "-k", "says"
+    )
+    outcomes = result.parseoutcomes()
+    assert (outcomes["passed"], outcomes.get("failed")) == (7 + 9, None)
+    result.stdout.fnmatch_lines(
+        ["trivet.testing::TestStrategy_single::test_says_what_is_true[[]single-options] PASSED*"]
+    )
+
+
+def test_with_a_path_the_options_add_to_it(pytester: pytest.Pytester) -> None:
+    path = pytester.makepyfile("def test_that_says_nothing(): pass")
+    result = pytester.runpytest_subprocess(path, "--trivet-accelerator", "cpu", "-k", "says")
+    assert result.parseoutcomes()["passed"] == 1 + 6
+
+
+def test_an_unknown_name_is_a_usage_error_with_the_nearest_one(pytester: pytest.Pytester) -> None:
+    result = pytester.runpytest_subprocess("--trivet-strategy", "dpd")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines(["ERROR: no strategy is named 'dpd'. Did you mean 'ddp'? Available: *"])
+
+
+def test_the_cover_leaves_out_most(pytester: pytest.Pytester) -> None:
+    def collected(*options: str) -> int:
+        result = pytester.runpytest_subprocess("--trivet-accelerator", "cpu", "--collect-only", "-q", *options)
+        return sum("test_trains" in line for line in result.outlines)
+
+    assert 0 < collected("--trivet-cells", "cover") < collected() / 4
+
+
+# --------------------------------------------------------------------------------------------- what others pay for it
+
+
+def test_a_session_without_suites_imports_no_torch_and_prints_nothing(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(
+        """
+    import sys
+
+    def test_modules():
+        assert "trivet.testing.pytest_plugin" in sys.modules
+        heavy = ("torch", "numpy", "cloudpickle", "trivet.testing.suites", "trivet.plugins", "trivet.registry")
+        assert [name for name in heavy if name in sys.modules] == []
+    """
+    )
+    result = pytester.runpytest_subprocess()
+    result.assert_outcomes(passed=1)
+    result.stdout.no_fnmatch_line("*conformance*")
+
+
+def test_without_pytest_the_suites_name_what_to_install() -> None:
+    code = """
+import sys
+sys.modules["pytest"] = None
+import trivet.testing
+try:
+    trivet.testing.StrategySuite
+except ImportError as error:
+    print(error)
+"""
+    ran = subprocess.run([sys.executable, "-c", code], text=True, capture_output=True, check=True)
+    assert ran.stdout.strip().endswith(
+        "needs pytest, which is not installed. Install it with: pip install 'trivet[testing]'"
+    )

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from . import capture, flags, session
-from .callbacks.checkpoint import Checkpoint
 from .capabilities import Resolved, resolve
 from .checkpoint import directory
 from .errors import ConfigurationError
@@ -24,6 +23,7 @@ from .launch.world import World
 from .module import Module
 from .plugins import Accelerator, Precision, Strategy
 from .state import Progress
+from .view import View
 
 if TYPE_CHECKING:
     from datetime import timedelta
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from .run import Run
 
 
-class Trainer:
+class Trainer(View):
     """Trains a `Module` with a strategy, an accelerator and a precision that are chosen here.
 
     A plugin is given as a name, an instance or a mapping (``{"name": "ddp", "static_graph": True}``). The combination
@@ -49,8 +49,7 @@ class Trainer:
         logger: True for a CSV logger, False for none, or one or several: names, objects or mappings.
         callbacks: likewise; a `Checkpoint` and a progress bar are added where there are none, nobody else's ever is.
         max_epochs: epochs after which training ends; 1000 where no other limit is given, -1 for no limit.
-        max_steps: updates after which training ends; -1 for no limit. An update counts once however many optimizers
-            step.
+        max_steps: updates after which training ends (one counts once however many optimizers step); -1 for no limit.
         min_epochs: epochs before which ``should_stop`` and ``max_time`` end nothing.
         min_steps: the same in updates.
         max_time: seconds, a timedelta, or ``"DD:HH:MM:SS"``.
@@ -221,109 +220,17 @@ class Trainer:
         ``metrics`` are stored beside the weights: give those that were computed from exactly these.
         """
         run = self._ended if self._run is None and self._ended is not None else self._active()
-        directory.write(
-            path,
-            capture.capture(run),
-            rank=run.world.rank,
-            world_size=run.world.world_size,
-            metrics=metrics or {},
-            own=capture.own_writer(run.engine),
-        )
+        world, own = run.world, capture.own_writer(run.engine)
+        state = capture.capture(run)
+        directory.write(path, state, rank=world.rank, world_size=world.world_size, metrics=metrics or {}, own=own)
 
     def full_parameters(self, *, writeback: bool = False) -> AbstractContextManager[None]:
         """A context in which every rank's module holds its parameters whole. All ranks enter it, between updates.
-
         It needs the memory of the whole module. With ``writeback`` rank 0's changes are kept, on all ranks; without it
         change nothing, since what was not gathered would stay changed. Don't call the module's layers inside.
         """
         engine = self._active().engine
         return engine.strategy.full_parameters(engine.module, writeback)
-
-    # -------------------------------------------------------------------------------------------------- to look at
-
-    @property
-    def callback_metrics(self) -> dict[str, float]:
-        """The newest value of every logged metric. Looking fetches them from the device."""
-        if self._run is None:
-            return self.final_metrics
-        return {**self._run.train_metrics.newest(), **self._run.val_metrics.newest()}
-
-    @property
-    def progress_bar_metrics(self) -> dict[str, float]:
-        """Those logged with ``prog_bar=True``."""
-        if self._run is None:
-            return {}
-        return {**self._run.train_metrics.shown(), **self._run.val_metrics.shown()}
-
-    @property
-    def current_epoch(self) -> int:
-        """Epochs completed."""
-        return self.progress.epoch
-
-    @property
-    def global_step(self) -> int:
-        """Updates applied."""
-        return self.progress.update
-
-    @property
-    def max_epochs(self) -> int | None:
-        return self.limits.max_epochs
-
-    @property
-    def max_steps(self) -> int | None:
-        return self.limits.max_steps
-
-    @property
-    def world_size(self) -> int:
-        return self.world.world_size
-
-    @property
-    def global_rank(self) -> int:
-        return self.world.rank
-
-    @property
-    def is_global_zero(self) -> bool:
-        return self.world.rank == 0
-
-    @property
-    def num_training_batches(self) -> float:
-        """Micro-batches of this rank in one epoch; infinity where the loader has no length."""
-        data = self._run.train_data if self._run else None
-        return float("inf") if data is None or data.num_batches is None else data.num_batches
-
-    @property
-    def num_updates(self) -> int | None:
-        """Updates in one epoch, None where the loader has no length."""
-        data = self._run.train_data if self._run else None
-        return None if data is None else data.num_updates
-
-    @property
-    def num_val_batches(self) -> list[int | None]:
-        """Batches of this rank in each validation loader, None where it has no length."""
-        run = self._run
-        return [] if run is None else [data.length() for data in run.val_data]
-
-    @property
-    def optimizers(self) -> list[Any]:
-        return list(self._active().engine.optimizers)
-
-    @property
-    def strategy(self) -> Strategy:
-        return self._active().engine.strategy
-
-    @property
-    def log_dir(self) -> Path:
-        """Where the first logger writes, or ``default_root_dir``."""
-        first = self.loggers[0].log_dir if self.loggers else None
-        return Path(first) if first else self.default_root_dir
-
-    @property
-    def checkpoint_callback(self) -> Checkpoint | None:
-        return next((callback for callback in self.callbacks if isinstance(callback, Checkpoint)), None)
-
-    @property
-    def log_every_n_steps(self) -> int:
-        return self.limits.log_every
 
     def elapsed(self) -> float:
         """Seconds since this `fit` or `validate` began in this process."""
@@ -368,11 +275,6 @@ class Trainer:
             object.__setattr__(self._run.module, "_run", None)
             self._ended = self._run if self.world.world_size == 1 else None
         self._run = None
-
-    def _active(self) -> Run:
-        if self._run is None:
-            raise ConfigurationError("this is known only while fit or validate runs.")
-        return self._run
 
     def _checkpoint(self, path: str | Path | None) -> str | None:
         if path not in ("last", "best"):

@@ -8,6 +8,7 @@ import os
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import pytest
+from distributions import install as install
 
 
 @pytest.fixture(autouse=True)

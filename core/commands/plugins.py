@@ -18,10 +18,15 @@ from .text import aligned, fill
 
 
 def show_plugins(argv: Sequence[str], *, prog: str) -> int:
-    """Print the table, or JSON; the exit code is 1 where ``--check`` found a plugin that cannot be loaded."""
+    """Print the table or JSON, or write a new plugin; the exit code is 1 where ``--check`` found one that is broken."""
+    if argv[:1] == ["new"]:
+        from .skeleton import new_plugin
+
+        return new_plugin(argv[1:], prog=f"{prog} new")
     parser = argparse.ArgumentParser(
         prog=prog,
         description="List the installed plugins. Reads metadata only; with --check each is imported.",
+        epilog=f"`{prog} new KIND NAME` writes a package with a plugin of your own.",
     )
     parser.add_argument(
         "kind", nargs="?", choices=list(GROUPS), metavar="KIND", help=f"show only one of: {', '.join(GROUPS)}"

@@ -1,0 +1,30 @@
+"""What `trivet plugins new` writes, installed as it is: listed, loaded, trained with, and conforming."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["strategy", "accelerator", "precision"])
+def test_a_new_plugin_passes_its_own_suite(kind: str, installed: Any, tmp_path: Path) -> None:
+    target = tmp_path / "site"
+    code, _, err = installed.run("trivet", "plugins", "new", kind, f"my-{kind}", "--into", str(tmp_path))
+    assert code == 0, err
+    folder = tmp_path / f"my-{kind}"
+    installed.pip(folder, into=target)
+    code, out, err = installed.run("trivet", "plugins", kind, "--check", "--json", path=target)
+    assert code == 0, err
+    (row,) = (row for row in json.loads(out) if row["name"] == f"my-{kind}")
+    assert (row["distribution"], row["version"], row["check"]["status"]) == (f"trivet-my-{kind}", "0.1.0", "ok")
+    code, out, err = installed.run(
+        "pytest", "-q", "-p", "no:cacheprovider", "--trivet-cells=cover", cwd=folder, path=target
+    )
+    print(out)  # the table, where somebody looks
+    assert code == 0, out + err
+    assert re.search(r"[1-9]\d* of \d+ ok", out), "no cell ran"

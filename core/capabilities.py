@@ -8,7 +8,7 @@ and ``trivet plan`` call. Importing this module imports neither torch nor a plug
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from . import registry
@@ -100,6 +100,15 @@ def _negotiate(
         options={side.kind: dict(side.options) for side in sides},
         notes=(*request.notes, *_notes(combination), *strategy.plugin.notes(world_size, request.deterministic)),
     )
+
+
+def recheck(resolved: Resolved, accumulate: int) -> int:
+    """The number of micro-batches of an update, once the data has said it, where that can run too. Raises PlanError."""
+    combination = resolved.combination
+    combination = replace(combination, request=replace(combination.request, accumulate=accumulate))
+    if found := problems(combination):
+        raise PlanError(tuple(_conflicts(combination, found, own_plugins)), combination)
+    return accumulate
 
 
 def _conflicts(combination: Combination, found: list[Problem], alternatives: Alternatives) -> Iterator[Conflict]:

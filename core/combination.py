@@ -192,7 +192,9 @@ def demands(combination: Combination) -> Iterator[Demand]:
         (request.on_skip == "samples", "--on_skip samples", "skip_samples", ("strategy", "on_skip")),
         (
             (request.accumulate or 1) > 1,
-            f"--accumulate_grad_batches {request.accumulate}",
+            f"--accumulate_grad_batches {request.accumulate}"
+            if request.global_batch_size is None
+            else f"--global_batch_size {request.global_batch_size} ({request.accumulate} micro-batches per process)",
             "accumulation",
             ("strategy", "accumulate"),
         ),

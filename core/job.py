@@ -5,10 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from .capabilities import Resolved, recheck
+from .data.datamodule import DataModule
+from .data.sharding import derive_accumulation
+from .errors import ConfigurationError
+from .hooks import overrides
 from .module import Module
 
 if TYPE_CHECKING:
-    from .data.datamodule import DataModule
+    from .trainer import Trainer
 
 
 @dataclass
@@ -22,3 +27,20 @@ class Job:
     datamodule: DataModule | None = None
     ckpt_path: str | None = None
     seed: int = 0
+
+    def check(self, trainer: Trainer, resolved: Resolved) -> None:
+        """Raise ConfigurationError for a fit without data, or with other data than its flags need, as far as known."""
+        if self.stage != "fit":
+            return
+        if self.train_dataloaders is None:
+            owner, base = (self.module, Module) if self.datamodule is None else (self.datamodule, DataModule)
+            if not overrides(owner, base, "train_dataloader"):
+                name = type(owner).__name__
+                raise ConfigurationError(
+                    f"fit was given no training data, and {name} has no train_dataloader(). Give a loader or a data "
+                    "module (on the command line: --data package.module.Class), or define train_dataloader()."
+                )
+        batch_size = getattr(self.train_dataloaders, "batch_size", None)
+        if trainer.global_batch_size is not None and isinstance(batch_size, int):
+            count = derive_accumulation(trainer.global_batch_size, batch_size, resolved.plan.world_size)
+            recheck(resolved, count)

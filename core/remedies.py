@@ -115,6 +115,11 @@ def _node_counts(combination: Combination) -> Iterable[int]:
     return [right] if request.num_nodes != right else []
 
 
+def _accumulations(combination: Combination) -> Iterable[int]:
+    request = combination.request  # where it follows from the data, no flag changes it
+    return [1] if request.accumulate != 1 and request.global_batch_size is None else []
+
+
 # The axes of the search in their order; those without a function are kinds of plugin.
 _AXES: dict[str, Callable[[Combination], Iterable[Any]]] = {
     "devices": _device_counts,
@@ -124,6 +129,6 @@ _AXES: dict[str, Callable[[Combination], Iterable[Any]]] = {
     "num_nodes": _node_counts,
     "launcher": lambda combination: [None] if combination.request.launcher and combination.request.world else [],
     "on_skip": lambda combination: ["update"] if combination.request.on_skip == "samples" else [],
-    "accumulate": lambda combination: [1] if combination.request.accumulate != 1 else [],
+    "accumulate": _accumulations,
     "clip": lambda combination: [None] if combination.request.clip is not None else [],
 }

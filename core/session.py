@@ -16,6 +16,7 @@ import torch
 
 from . import capture, loop
 from .callbacks.callback import Callback
+from .capabilities import Resolved, recheck
 from .checkpoint import directory
 from .data.evaluation import EvalData
 from .data.sharding import derive_accumulation
@@ -30,7 +31,6 @@ from .module import Module
 from .run import Limits, Run
 
 if TYPE_CHECKING:
-    from .capabilities import Resolved
     from .job import Job
     from .trainer import Trainer
 
@@ -193,7 +193,7 @@ def join(
     accumulate = trainer.accumulate_grad_batches
     if train and trainer.global_batch_size is not None:
         size = getattr(loader, "batch_size", None)
-        accumulate = derive_accumulation(trainer.global_batch_size, size, world.world_size)
+        accumulate = recheck(resolved, derive_accumulation(trainer.global_batch_size, size, world.world_size))
     plan = replace(resolved.plan, accumulate=accumulate)
     late = trainer.on_skip is not None and world.world_size > 1
     engine = build(

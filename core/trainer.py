@@ -291,6 +291,7 @@ class Trainer(View):
             raise ConfigurationError(f"expected a trivet.Module to {job.stage}, got {job.module!r}.")
         world = environments.detect()
         resolved = self.resolve(job.module, world)
+        job.check(self, resolved)
         job.seed = torch.initial_seed() & (2**63 - 1)
         self.should_stop = False
         if self.enable_progress_bar and (world is None or world.rank == 0):

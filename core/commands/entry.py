@@ -27,7 +27,8 @@ commands:
   fit       train a model
   validate  run the validation of a model, usually with --ckpt_path
   plan      show what a combination of flags would run, without running it
-  plugins   list the installed strategies, accelerators, precisions, ...
+  plugins   list the installed strategies, accelerators, precisions, ...;
+            --matrix shows what goes together, `plugins new` writes one
 
 {prog} COMMAND --help tells more; with --strategy NAME, --model CLASS and so on
 given, it includes their own options.

@@ -11,6 +11,7 @@ import trivet
 from ranks import run
 from torch.utils.data import DataLoader, IterableDataset
 from trivet.errors import ConfigurationError, DataError, PlanError
+from trivet.plugins import Strategy
 
 
 class Traced(scalar.Scalar):
@@ -199,6 +200,31 @@ def test_an_impossible_global_batch_size_names_the_possible_ones(size, message):
         scalar.trainer(global_batch_size=size).fit(scalar.Scalar(), scalar.loader(16, 2))
 
 
+class Whole(Strategy):
+    """Takes an update in one piece."""
+
+    @property
+    def offers(self):
+        return super().offers - {"accumulation"}
+
+
+class Later(trivet.DataModule):
+    def train_dataloader(self):
+        return scalar.loader(16, 2)
+
+
+@pytest.mark.parametrize("later", [False, True], ids=["known before launch", "known from the data module"])
+def test_a_strategy_without_accumulation_is_refused_where_the_global_batch_size_asks_for_it(later):
+    data = {"datamodule": Later()} if later else {"train_dataloaders": scalar.loader(16, 2)}
+    scalar.trainer(strategy=Whole(), global_batch_size=2).fit(scalar.Scalar(), **data)
+    with pytest.raises(PlanError) as caught:
+        scalar.trainer(strategy=Whole(), global_batch_size=8).fit(scalar.Scalar(), **data)
+    (conflict,) = caught.value.conflicts
+    assert conflict.parties[0] == "--global_batch_size 8 (4 micro-batches per process)"
+    assert "'accumulation'" in conflict.reason
+    assert conflict.remedy.startswith("--strategy ")
+
+
 def test_global_batch_size_needs_a_known_batch_size():
     class Endless(IterableDataset):
         def __iter__(self):
@@ -273,7 +299,7 @@ def test_data_that_does_not_fit_the_flags():
         scalar.trainer().fit(scalar.Scalar(), scalar.loader(1), scalar.loader(1))
     with pytest.raises(DataError, match="gives no batch"):
         scalar.trainer().fit(scalar.Scalar(), scalar.loader(0))
-    with pytest.raises(NotImplementedError, match=r"Scalar has no train_dataloader\(\), and fit was given no loader"):
+    with pytest.raises(ConfigurationError, match=r"no training data, and Scalar has no train_dataloader\(\)"):
         scalar.trainer().fit(scalar.Scalar())
     with pytest.raises(ConfigurationError, match=r"expected a trivet\.Module to fit, got Linear"):
         scalar.trainer().fit(torch.nn.Linear(1, 1), scalar.loader(1))

@@ -59,6 +59,7 @@ class Schedule:
     interval: str = "epoch"
     frequency: int = 1
     monitor: str | None = None
+    name: str | None = None
 
     @property
     def wants_metric(self) -> bool:
@@ -157,19 +158,26 @@ def build(
     return engine
 
 
+class Backward:
+    """The module's backward with its hooks around."""
+
+    def __init__(self, module: Any, hooks: Hooks) -> None:
+        self.module, self.before, self.after = module, hooks.on_before_backward, hooks.on_after_backward
+        self.options: dict[str, Any] = {}  # of the next call, under manual optimization
+
+    def __call__(self, loss: Tensor) -> None:
+        call(self.before, loss)
+        options, self.options = self.options, {}
+        self.module.backward(loss, **options)
+        call(self.after)
+
+
 def with_hooks(module: Any, hooks: Hooks) -> Callable[[Tensor], None]:
     """The module's backward with its hooks around, or plain ``Tensor.backward`` where nobody overrides anything."""
-    before, after = hooks.on_before_backward, hooks.on_after_backward
-    backward = module.backward
-    if type(module).backward.__module__ == "trivet.module" and not before and not after:
+    plain = type(module).backward.__module__ == "trivet.module" and module.automatic_optimization
+    if plain and not hooks.on_before_backward and not hooks.on_after_backward:
         return Tensor.backward
-
-    def run(loss: Tensor) -> None:
-        call(before, loss)
-        backward(loss)
-        call(after)
-
-    return run
+    return Backward(module, hooks)
 
 
 # ------------------------------------------------------------------------ what configure_optimizers returns
@@ -218,7 +226,8 @@ def _schedule(entry: Any, name: str, monitor: str | None = None) -> Schedule:
             f"{name} returned the scheduler entry {dict(entry)!r}; expected the keys scheduler, interval ('epoch' or "
             "'update'), frequency, monitor."
         )
-    schedule = Schedule(entry["scheduler"], interval, int(entry.get("frequency", 1)), entry.get("monitor", monitor))
+    frequency, monitor = int(entry.get("frequency", 1)), entry.get("monitor", monitor)
+    schedule = Schedule(entry["scheduler"], interval, frequency, monitor, entry.get("name"))
     if not callable(getattr(schedule.scheduler, "step", None)):
         raise ConfigurationError(f"{name} returned {schedule.scheduler!r} as a scheduler; it has no step().")
     if schedule.wants_metric and schedule.monitor is None:

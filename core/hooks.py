@@ -44,7 +44,8 @@ def check_names(owner: object, base: type) -> None:
 class Hooks:
     """One attribute per hook: the bound methods to call, callbacks in list order before the module.
 
-    Savers (callbacks with ``saves = True``) come last, so that they see what the others did.
+    Savers (callbacks with ``saves = True``) come last, so that they see what the others did. At the end of an epoch
+    those that watch its metrics (``watches = True``) come right before them.
     """
 
     def __init__(self, trainer: Trainer, module: Module, callbacks: Sequence[Callback]) -> None:
@@ -52,14 +53,16 @@ class Hooks:
         for name in dict.fromkeys((*names_of(Callback), *module_hooks)):
             first: list[Callable[..., Any]] = []
             last: list[Callable[..., Any]] = []
+            watching: list[Callable[..., Any]] = []
             if name in vars(Callback):
                 for callback in callbacks:
                     if overrides(callback, Callback, name):
                         bound = partial(getattr(callback, name), trainer, module)
-                        (last if callback.saves else first).append(bound)
+                        watches = callback.watches and name == "on_train_epoch_end"
+                        (last if callback.saves else watching if watches else first).append(bound)
             middle = [getattr(module, name)] if name in module_hooks and overrides(module, Module, name) else []
             if name == "on_train_epoch_end":  # savers come after the epoch's metrics are known and the epoch is counted
-                self.savers_on_train_epoch_end: Table = tuple(last)
+                self.savers_on_train_epoch_end: Table = (*watching, *last)
                 last = []
             setattr(self, name, (*first, *middle, *last))
 

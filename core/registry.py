@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import re
 import sys
 import traceback
 from collections import Counter
@@ -44,7 +45,11 @@ ALIASES: dict[str, dict[str, str]] = {
         "64": "fp64",
         "64-true": "fp64",
     },
+    "logger": {"CSVLogger": "csv", "TensorBoardLogger": "tensorboard"},
+    "callback": {"progress_bar": "progress"},
 }
+
+_CAPITAL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 
 # The kinds for which "auto" is a name; `capabilities.resolve` chooses.
 AUTO = frozenset({"strategy", "accelerator", "launcher"})
@@ -128,8 +133,13 @@ def _scan(kind: str) -> tuple[list[Entry], list[str]]:
 
 
 def canonical(kind: str, name: str | int) -> str:
-    """The name with our aliases applied: ``bf16`` is ``bf16-mixed``, ``gpu`` is ``cuda``, ``32`` is ``fp32``."""
+    """The name with our aliases applied: ``bf16`` is ``bf16-mixed``, ``gpu`` is ``cuda``, ``32`` is ``fp32``.
+
+    A callback's class name stands for its name, ``EarlyStopping`` for ``early_stopping``.
+    """
     distribution, colon, bare = str(name).rpartition(":")
+    if kind == "callback":
+        bare = _CAPITAL.sub("_", bare).lower()
     return f"{distribution}{colon}{ALIASES.get(kind, {}).get(bare, bare)}"
 
 

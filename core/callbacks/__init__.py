@@ -1,0 +1,41 @@
+"""What can be attached to a run. The names below are loaded when they are first used."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .callback import Callback as Callback
+    from .checkpoint import Checkpoint as Checkpoint
+    from .early_stopping import EarlyStopping as EarlyStopping
+    from .lambda_callback import LambdaCallback as LambdaCallback
+    from .learning_rate import LearningRateMonitor as LearningRateMonitor
+    from .model_checkpoint import ModelCheckpoint as ModelCheckpoint
+    from .on_exception import OnExceptionCheckpoint as OnExceptionCheckpoint
+    from .progress import ProgressBar as ProgressBar
+    from .timer import Timer as Timer
+
+_PUBLIC = {
+    "Callback": "callback",
+    "Checkpoint": "checkpoint",
+    "EarlyStopping": "early_stopping",
+    "LambdaCallback": "lambda_callback",
+    "LearningRateMonitor": "learning_rate",
+    "ModelCheckpoint": "model_checkpoint",
+    "OnExceptionCheckpoint": "on_exception",
+    "ProgressBar": "progress",
+    "Timer": "timer",
+}
+
+__all__ = sorted(_PUBLIC)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _PUBLIC:
+        raise AttributeError(f"module 'trivet.callbacks' has no attribute {name!r}")
+    return getattr(importlib.import_module(f".{_PUBLIC[name]}", __name__), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -14,11 +14,14 @@ if TYPE_CHECKING:
 
 class Callback:
     """Override any hook; only overridden ones are ever called. Hooks run on every rank, in list order, before the
-    module's own. An object that saves the run sets ``saves`` and is called last. One that an installed package brings
-    (entry points: trivet.callbacks) is attached where it is named, ``Trainer(callbacks=["name"])``, never by itself."""
+    module's own. An object that saves the run sets ``saves`` and is called last; one that acts on an epoch's metrics
+    sets ``watches``: its `on_train_epoch_end` comes when they are known, before those who save. One that an installed
+    package brings (entry points: trivet.callbacks) is attached where it is named, ``Trainer(callbacks=["name"])``,
+    never by itself."""
 
     interface: ClassVar[int] = 1
     saves: ClassVar[bool] = False
+    watches: ClassVar[bool] = False
 
     @property
     def state_key(self) -> str:

@@ -116,6 +116,7 @@ class Checkpoint(Callback):
         self._where: str | None = None  # the directory that the kept paths lie in
 
         self._training = False
+        self._saves_at_epoch_end = True
         self._pending = False  # a save waits for the validation of this boundary
         self._from_validation: set[str] = set()  # metrics that only a validation renews
         self._before_validation: dict[str, float] = {}
@@ -201,7 +202,7 @@ class Checkpoint(Callback):
     def on_train_epoch_end(self, trainer: Trainer, module: Module) -> None:
         if self.monitor is not None and self._validated >= 0:
             _agreed(trainer, lambda: self._require_monitor(trainer.callback_metrics))
-        if self.every_n_epochs and trainer.progress.epoch % self.every_n_epochs == 0:
+        if self.every_n_epochs and self._saves_at_epoch_end and trainer.progress.epoch % self.every_n_epochs == 0:
             self._save(trainer)
 
     def on_train_end(self, trainer: Trainer, module: Module) -> None:

@@ -64,7 +64,8 @@ def trainer(**options: Any) -> trivet.Trainer:
 
 def test_ours_are_registered() -> None:
     found = {kind: [e.name for e in registry.entries(kind) if e.distribution == "trivet"] for kind in registry.GROUPS}
-    assert (found["logger"], found["callback"]) == (["csv"], ["checkpoint", "progress"])
+    assert "csv" in found["logger"]
+    assert {"checkpoint", "progress"} <= set(found["callback"])
     assert (found["environment"], found["launcher"]) == (["torchrun"], ["local"])
 
 

@@ -68,6 +68,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.args = [*given, str(ANCHOR)]
 
 
+@pytest.hookimpl(optionalhook=True)  # of pytest 8: an older one must not fail because Trivet is installed
 def pytest_collect_directory(path: Path, parent: pytest.Collector) -> pytest.Collector | None:
     """Trivet's own folders are not packages of tests: pytest would import them under other names."""
     if _asked_for(parent.config) and (path / "testing" / ANCHOR.name == ANCHOR or path == ANCHOR.parent):
@@ -125,7 +126,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         (left_out if asked is None or missing else kept).append(item)
     items[:] = kept
     config.hook.pytest_deselected(items=left_out)
-    report.reasons += [cells.outcome(cell, cells.named(check) if check else None) for cell, check in refused]
+    for cell, check in refused:
+        outcome = cells.outcome(cell, cells.named(check) if check else None)
+        report.reasons += [f"refused: {conflict}" for conflict in outcome.removeprefix("refused: ").split(" | ")]
     for kind in KINDS:
         report.reasons += [f"left out: {text}" for text in cells.uninstalled(kind).values()]
     report.reasons += [f"left out: accelerator {name!r}: {text}" for name, text in cells.unavailable().items()]

@@ -503,8 +503,8 @@ class Strategy(Plugin):
         """Read ``own_folder``, weights and optimizer state. All ranks call it. Raises CheckpointError."""
 
     def finish(self, root: nn.Module) -> None:
-        """Make alike what ranks hold apart. Called on all ranks after a fit that ended well, before weights are returned
-        and after the last checkpoint was written."""
+        """Make alike what ranks hold apart. Called on all ranks after a fit that ended well, after the last checkpoint
+        was written and before weights are returned."""
 
     def release(self, root: nn.Module) -> None:
         """Leave the user's module whole and plain, so that it can be used after the run.

@@ -105,6 +105,13 @@ class View:
         """The composed parts: ``accelerator``, ``precision``, ``schedules``, ``device``."""
         return self._active().engine
 
+    def set_accumulation(self, batches: int) -> None:
+        """How many micro-batches of each rank make an update, for epochs that begin after this. All ranks call it."""
+        self.accumulate_grad_batches = batches
+        data = self._active().train_data
+        if data is not None:
+            data.set_accumulation(batches)
+
     @property
     def log_dir(self) -> Path:
         """Where the first logger writes, or ``default_root_dir``."""

@@ -6,26 +6,42 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from .accumulation import GradientAccumulationScheduler as GradientAccumulationScheduler
+    from .averaging import EMAWeightAveraging as EMAWeightAveraging
+    from .averaging import WeightAveraging as WeightAveraging
     from .callback import Callback as Callback
     from .checkpoint import Checkpoint as Checkpoint
+    from .device_stats import DeviceStatsMonitor as DeviceStatsMonitor
     from .early_stopping import EarlyStopping as EarlyStopping
     from .lambda_callback import LambdaCallback as LambdaCallback
     from .learning_rate import LearningRateMonitor as LearningRateMonitor
     from .model_checkpoint import ModelCheckpoint as ModelCheckpoint
     from .on_exception import OnExceptionCheckpoint as OnExceptionCheckpoint
     from .progress import ProgressBar as ProgressBar
+    from .summary import ModelSummary as ModelSummary
+    from .summary import RichModelSummary as RichModelSummary
+    from .swa import StochasticWeightAveraging as StochasticWeightAveraging
+    from .throughput import ThroughputMonitor as ThroughputMonitor
     from .timer import Timer as Timer
 
 _PUBLIC = {
     "Callback": "callback",
     "Checkpoint": "checkpoint",
+    "DeviceStatsMonitor": "device_stats",
+    "EMAWeightAveraging": "averaging",
     "EarlyStopping": "early_stopping",
+    "GradientAccumulationScheduler": "accumulation",
     "LambdaCallback": "lambda_callback",
     "LearningRateMonitor": "learning_rate",
     "ModelCheckpoint": "model_checkpoint",
+    "ModelSummary": "summary",
     "OnExceptionCheckpoint": "on_exception",
     "ProgressBar": "progress",
+    "RichModelSummary": "summary",
+    "StochasticWeightAveraging": "swa",
+    "ThroughputMonitor": "throughput",
     "Timer": "timer",
+    "WeightAveraging": "averaging",
 }
 
 __all__ = sorted(_PUBLIC)

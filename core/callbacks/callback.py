@@ -32,6 +32,13 @@ class Callback:
         """Plain data (None, bool, int, float, str, tensors, lists, tuples, dicts) to be stored in checkpoints."""
         return {}
 
+    def checkpoint_tensors(self, trainer: Trainer, module: Module, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        """What a checkpoint of a fit holds under the names of the module's ``tensors``, and more under other names.
+
+        Asked on all ranks when a checkpoint is written, and before one is read, which is read into what it returns.
+        """
+        return tensors
+
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take back what `state_dict` returned: on resume, and in the calling process when a launched run has ended."""
 

@@ -124,6 +124,9 @@ class Indexed:
     def batches_per_update(self) -> int:
         return self._deal.window_size
 
+    def set_accumulation(self, accumulate: int) -> None:
+        self._deal.window_size = self._world_size * accumulate
+
     @property
     def user_batches(self) -> int | None:
         """The user's batches of all ranks in one epoch, where the sampler has a length."""

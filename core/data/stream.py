@@ -166,6 +166,9 @@ class Stream:
         limit = limited(self._limit, length, 1, self._text)
         return length if limit is None else limit if length is None else min(length, limit)
 
+    def set_accumulation(self, accumulate: int) -> None:
+        self._accumulate = accumulate
+
     @property
     def num_updates(self) -> int | None:
         return None if (total := self.num_batches) is None else -(-total // self._accumulate)

@@ -82,6 +82,10 @@ class TrainData:
         size = self._source.batch_size
         return None if size is None else size * self.batches_per_update
 
+    def set_accumulation(self, accumulate: int) -> None:
+        """Take so many micro-batches of each rank together, from the next epoch on."""
+        self._source.set_accumulation(accumulate)
+
     def epoch(self, epoch: int) -> Iterator[Window]:
         """The windows of an epoch, from where the loaded state stands. All ranks iterate, in the same turns.
 

@@ -255,6 +255,14 @@ class DeepSpeed(Strategy):
 
     # --------------------------------------------------------------------------------------------------------- state
 
+    def from_optimizer(self, optimizer: Optimizer, param: nn.Parameter, key: str, value: Any) -> Any:
+        """Of a gradient, the whole one that DeepSpeed keeps; its state is never asked for, see ``own_folder``."""
+        if key != "grad" or value is not None or self.engine is None or not param.requires_grad:
+            return value
+        from deepspeed.utils import safe_get_full_grad
+
+        return safe_get_full_grad(param)
+
     def state_dict(self, module: nn.Module) -> dict[str, Tensor]:
         """Whole tensors; at stage 3 gathered one after the other, on all ranks, into the host's memory."""
         state: dict[str, Tensor] = module.state_dict()

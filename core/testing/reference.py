@@ -48,6 +48,7 @@ class Dtypes:
     param: torch.dtype = torch.float32
     compute: torch.dtype = torch.float32
     scaling: tuple[float, float, float, int] | None = None
+    state: torch.dtype | None = None
 
     @property
     def mixed(self) -> bool:
@@ -182,28 +183,35 @@ def train(recipe: Recipe, batches_per_update: int, dtypes: Dtypes = Dtypes()) ->
     """Train on whole global batches."""
     net, record, scale = Net().to(dtypes.param), Record(), Scale(dtypes)
     names = dict(net.named_parameters())
-    groups = [list(net.parameters())]
+    copied = dtypes.state not in (None, dtypes.param)
+    stepped = {n: nn.Parameter(p.detach().to(dtypes.state)) if copied else p for n, p in names.items()}
+    parts = [list(names)]
     if recipe.manual:
-        groups = [[p for n, p in names.items() if (n in FIRST) is first] for first in (True, False)]
-    optimizers = [optimizer_over(group, recipe.optimizer) for group in groups]
+        parts = [[n for n in names if (n in FIRST) is first] for first in (True, False)]
+    optimizers = [optimizer_over([stepped[n] for n in part], recipe.optimizer) for part in parts]
     schedule = None if recipe.manual else schedule_of(optimizers[0])
     for name in recipe.frozen:
         names[name].requires_grad_(False)
 
-    def backward_and_step(loss: Tensor, group: Sequence[Tensor], optimizer: torch.optim.Optimizer) -> bool:
-        optimizer.zero_grad()
+    def backward_and_step(loss: Tensor, part: Sequence[str], optimizer: torch.optim.Optimizer) -> bool:
+        group = [stepped[n] for n in part]
+        for n in part:
+            names[n].grad = None
         (loss * scale.value).backward()  # type: ignore[no-untyped-call]
+        for n in part if copied else ():
+            grad = names[n].grad
+            stepped[n].grad = None if grad is None else grad.to(dtypes.state)
         if not scale.unscale(group):
             return False
         if not record.first_gradients:
-            record.first_gradients = {
-                n: p.grad.clone() for n, p in names.items() if p.grad is not None and any(p is q for q in group)
-            }
+            record.first_gradients = {n: g.clone() for n in part if (g := stepped[n].grad) is not None}
         if recipe.clip is not None and recipe.algorithm == "norm":
             record.norms.append(float(nn.utils.clip_grad_norm_(group, recipe.clip)))
         elif recipe.clip is not None:
             nn.utils.clip_grad_value_(group, recipe.clip)
         optimizer.step()
+        for n in part if copied else ():
+            names[n].data.copy_(stepped[n].detach())
         return True
 
     for epoch in range(recipe.epochs):
@@ -222,11 +230,11 @@ def train(recipe: Recipe, batches_per_update: int, dtypes: Dtypes = Dtypes()) ->
             if recipe.deaf:
                 with context:
                     loss = loss_of(net, tuple(tensor[: len(tensor) // 2] for tensor in batch))
-            applied = backward_and_step(loss, groups[0], optimizers[0])
+            applied = backward_and_step(loss, parts[0], optimizers[0])
             if recipe.manual:
                 with context:
                     second = separate_loss_of(net, batch) if recipe.independent else second_loss_of(net, batch)
-                applied |= backward_and_step(second, groups[1], optimizers[1])
+                applied |= backward_and_step(second, parts[1], optimizers[1])
             scale.update()
             record.updates += applied
             record.skipped += not applied

@@ -6,8 +6,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-START, END = "<!-- measured: begin -->", "<!-- measured: end -->"
-
 Row = tuple[str, str, str]  # names of strategy, precision, accelerator
 Place = tuple[str, str, str, int]  # and the number of processes
 
@@ -86,11 +84,12 @@ class Report:
         return [*lines, *([""] if lines and (alone or notes) else []), *alone, *notes]
 
 
-def write_between_marks(page: Path, lines: Iterable[str]) -> None:
-    """Replace what stands between the marks of a page. Raises ValueError where it has none."""
+def write_between_marks(page: Path, lines: Iterable[str], name: str = "measured") -> None:
+    """Replace what stands between the marks of that name in a page. Raises ValueError where it has none."""
+    begin, end = f"<!-- {name}: begin -->", f"<!-- {name}: end -->"
     text = page.read_text(encoding="utf-8")
-    before, start, rest = text.partition(START)
-    _, end, after = rest.partition(END)
-    if not start or not end:
-        raise ValueError(f"{str(page)!r} has no lines {START!r} and {END!r} to write between")
-    page.write_text(f"{before}{START}\n\n" + "\n".join(lines) + f"\n\n{END}{after}", encoding="utf-8")
+    before, found, rest = text.partition(begin)
+    _, closed, after = rest.partition(end)
+    if not found or not closed:
+        raise ValueError(f"{str(page)!r} has no lines {begin!r} and {end!r} to write between")
+    page.write_text(f"{before}{begin}\n\n" + "\n".join(lines) + f"\n\n{end}{after}", encoding="utf-8")

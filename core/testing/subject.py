@@ -37,11 +37,11 @@ class Cell:
 
     @property
     def dtypes(self) -> Dtypes:
-        """What the precision says of itself, as plain data."""
+        """What the precision says of itself, and the strategy of what optimizers step, as plain data."""
         plugin = self.plugin("precision")
         wants, policy = plugin.scaling, plugin.policy
         scaling = wants and (wants.initial, wants.growth, wants.backoff, wants.interval)
-        return Dtypes(policy.param, policy.compute, scaling)
+        return Dtypes(policy.param, policy.compute, scaling, self.plugin("strategy").state_dtype(policy))
 
     def trainer(self, recipe: Recipe, **options: Any) -> Trainer:
         """A Trainer without anything that the recipe does not ask for."""
@@ -71,9 +71,12 @@ class Cell:
 
 
 def name_of(spec: Any) -> str:
-    """How a plugin is called in ids and tables: by its name, or that of its class."""
+    """How a plugin is called in ids and tables: by its name, or that of its class, and a mapping's options."""
     if isinstance(spec, Mapping):
-        spec = spec.get("name") or spec["class_path"].rpartition(".")[2]
+        options = {**spec, **spec.get("init_args", {})}
+        name = options.pop("name", "") or options["class_path"].rpartition(".")[2]
+        said = ", ".join(f"{k}={v!r}" for k, v in options.items() if k not in ("class_path", "init_args"))
+        return f"{name}({said})" if said else str(name)
     if isinstance(spec, registry.Selected):
         return spec.name
     return spec if isinstance(spec, str) else spec.__name__ if isinstance(spec, type) else type(spec).__name__
@@ -139,10 +142,10 @@ class Subject(Module):
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
         if not self.seen.first_gradients:
             held = {id(param) for group in optimizer.param_groups for param in group["params"]}
-            grads = {n: p for n, p in self.named_parameters() if p.grad is not None and id(p) in held}
+            mine = {n: p for n, p in self.named_parameters() if self.automatic_optimization or id(p) in held}
             shown = self.trainer.strategy.from_optimizer
-            grads = {name: shown(optimizer, param, "grad", param.grad) for name, param in grads.items()}
-            self.seen.first_gradients = {name: whole(grad).clone() for name, grad in grads.items()}
+            grads = {name: shown(optimizer, param, "grad", param.grad) for name, param in mine.items()}
+            self.seen.first_gradients = {n: whole(grad).clone() for n, grad in grads.items() if grad is not None}
 
     def on_update_end(self) -> None:
         self.seen.rates.append(self.trainer.optimizers[0].param_groups[0]["lr"])
@@ -159,7 +162,7 @@ class Subject(Module):
         seen.updates, seen.skipped, seen.progress = progress.update, progress.skipped, progress.to_dict()
         scaler = self._attached().engine.scaler
         seen.scale = None if scaler is None else float(scaler.scale)
-        seen.optimizers = [together(optimizer.state_dict()) for optimizer in self.trainer.optimizers]
+        seen.optimizers = [together(held(optimizer)) for optimizer in self.trainer.optimizers]
 
 
 class Tokens(Subject):
@@ -167,6 +170,14 @@ class Tokens(Subject):
 
     def batch_weight(self, batch: Any) -> float:
         return float(batch[-1].sum())
+
+
+def held(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """Options and state. Not ``state_dict()``, which fails where a strategy keeps groups empty between steps."""
+    groups = optimizer.param_groups
+    places = {param: place for place, param in enumerate(param for group in groups for param in group["params"])}
+    state = {places.get(param, f"elsewhere, {n}"): value for n, (param, value) in enumerate(optimizer.state.items())}
+    return {"groups": [{k: v for k, v in group.items() if k != "params"} for group in groups], "state": state}
 
 
 def whole(tensor: Tensor) -> Tensor:

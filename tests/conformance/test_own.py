@@ -19,7 +19,8 @@ def suites() -> dict[str, type[Suite]]:
     found: dict[str, type[Suite]] = {}
     for name in cells.own("strategy"):
         precisions = () if name in ELSEWHERE else None
-        found[f"Test_{name}"] = type(f"Test_{name}", (StrategySuite,), {"plugin": name, "precisions": precisions})
+        options = {"plugin": name, "precisions": precisions, "timeout_s": 120.0}  # four ranks may share one core
+        found[f"Test_{name}"] = type(f"Test_{name}", (StrategySuite,), options)
     for name in cells.own("precision"):
         found[f"Test_{name}"] = type(f"Test_{name}", (PrecisionSuite,), {"plugin": name, "strategies": ("ddp",)})
     for name in cells.own("accelerator"):

@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Mapping
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from . import registry
 from .callbacks.callback import Callback
@@ -16,6 +16,9 @@ from .errors import ConfigurationError
 from .loggers.logger import Logger
 from .plugins import Clip
 from .run import Limits
+
+if TYPE_CHECKING:
+    from .module import Module
 
 # What ``logger`` and ``callbacks`` may be: objects, names of installed plugins, or mappings of a name and options.
 Loggers = bool | Logger | str | dict[str, Any] | list[Logger | str | dict[str, Any]] | None
@@ -128,11 +131,25 @@ def make_callbacks(callbacks: Callbacks, *, checkpoint: bool, progress_bar: bool
 
         if not any(isinstance(callback, ProgressBar) for callback in found):
             found.insert(0, ProgressBar())
+    return different(found)
+
+
+def different(found: list[Callback]) -> list[Callback]:
+    """The callbacks, which have different state keys."""
     keys = [callback.state_key for callback in found]
     twice = next((key for key in keys if keys.count(key) > 1), None)
     if twice is not None:
         raise ConfigurationError(f"two callbacks have the state_key {twice!r}; override state_key in one of them.")
     return found
+
+
+def with_those_of(module: Module, callbacks: list[Callback]) -> list[Callback]:
+    """The callbacks with those that the module configures, each of which replaces those of its own class."""
+    own = [_made("callback", one, Callback) for one in _several(module.configure_callbacks())]
+    if not own:
+        return callbacks
+    kinds = {type(callback) for callback in own}
+    return different([callback for callback in callbacks if type(callback) not in kinds] + own)
 
 
 def _several(given: Any) -> list[Any]:

@@ -157,3 +157,21 @@ def broadcast_together_(tensors: Sequence[Tensor]) -> None:
         torch.distributed.broadcast(flat, 0)  # all ranks
         for tensor, part in zip(members, torch.split(flat, [t.numel() for t in members]), strict=True):
             tensor.copy_(part.view_as(tensor))
+
+
+def gather(data: Any, world: World, sync_grads: bool) -> Any:
+    """Each tensor of ``data`` stacked over the ranks; see `Module.all_gather`. A collective for each: all ranks."""
+    from lightning_utilities.core.apply_func import apply_to_collection
+
+    def one(tensor: Tensor) -> Tensor:
+        if world.world_size == 1:
+            return tensor.unsqueeze(0)
+        if sync_grads and tensor.requires_grad:
+            from torch.distributed.nn.functional import all_gather
+
+            return torch.stack(list(all_gather(tensor.contiguous())))  # type: ignore[no-untyped-call]
+        parts = [torch.empty_like(tensor, requires_grad=False) for _ in range(world.world_size)]
+        torch.distributed.all_gather(parts, tensor.detach().contiguous())
+        return torch.stack(parts)
+
+    return apply_to_collection(data, Tensor, one)

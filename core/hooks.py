@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -16,9 +17,21 @@ if TYPE_CHECKING:
 Table = tuple[Callable[..., Any], ...]
 
 
+# With what a hook or a step may be written shorter than it is called: without the number of the batch.
+SHORTER = {"training_step": 1, "validation_step": 1, "test_step": 1, "predict_step": 1}
+# Methods that Lightning once had or has and that nobody calls here, with what to write instead.
+GONE = {
+    "training_epoch_end": "on_train_epoch_end",
+    "validation_epoch_end": "on_validation_epoch_end",
+    "test_epoch_end": "on_test_epoch_end",
+    "training_step_end": "training_step",
+    "configure_sharded_model": "configure_model",
+}
+
+
 def names_of(base: type) -> list[str]:
     """The hook names that a base class declares."""
-    return [name for name in vars(base) if name.startswith("on_") or name in ("setup", "teardown")]
+    return [name for name in dir(base) if name.startswith("on_") or name in ("setup", "teardown")]
 
 
 def overrides(owner: object, base: type, name: str) -> bool:
@@ -27,18 +40,52 @@ def overrides(owner: object, base: type, name: str) -> bool:
 
 
 def check_names(owner: object, base: type) -> None:
-    """Refuse a method named ``on_...`` that is no hook: it would never be called."""
+    """Refuse a method named ``on_...`` that is no hook and would never be called, and one that cannot be called."""
     import difflib
 
     known = names_of(base)
     for name in dir(type(owner)):
-        if name.startswith("on_") and name not in known and callable(getattr(type(owner), name)):
+        method = getattr(type(owner), name)
+        if name in GONE and callable(method):
+            raise ConfigurationError(f"{type(owner).__name__}.{name} is never called. Override {GONE[name]}.")
+        if name.startswith("on_") and name not in known and callable(method):
             near = difflib.get_close_matches(name, known, n=1)
             hint = f" Did you mean {near[0]!r}?" if near else ""
             raise ConfigurationError(
                 f"{type(owner).__name__}.{name} is named like a hook, but no hook has that name, so it would never be "
                 f"called.{hint} Rename it if it is a method of your own."
             )
+    steps = (*SHORTER, "optimizer_step", "optimizer_zero_grad", "configure_gradient_clipping", "lr_scheduler_step")
+    for name in (*known, *steps, "transfer_batch_to_device"):
+        if hasattr(base, name) and overrides(owner, base, name):
+            parameters = list(inspect.signature(getattr(base, name)).parameters.values())[1:]
+            needed = [p.name for p in parameters if p.default is p.empty]
+            if not (takes(getattr(owner, name), len(needed)) or takes(getattr(owner, name), SHORTER.get(name, -1))):
+                raise ConfigurationError(
+                    f"{type(owner).__name__}.{name}{inspect.signature(getattr(owner, name))} cannot be called with "
+                    f"({', '.join(needed)}), as it is. Give it these parameters."
+                )
+
+
+def takes(method: Callable[..., Any], count: int) -> bool:
+    """Whether a method can be called with so many positional arguments."""
+    try:
+        inspect.signature(method).bind(*range(count))
+    except (TypeError, ValueError):
+        return False
+    return count >= 0
+
+
+def check_several_loaders(kind: str, module: Module, callbacks: Sequence[Callback]) -> None:
+    """Refuse a step or a batch hook that cannot be told which of several loaders a batch is of."""
+    for owner, base in ((module, Module), *((callback, Callback) for callback in callbacks)):
+        for name, count in ((f"{kind}_step", 3), (f"on_{kind}_batch_start", 3), (f"on_{kind}_batch_end", 4)):
+            extra = 0 if base is Module else 2
+            if hasattr(base, name) and overrides(owner, base, name) and not takes(getattr(owner, name), count + extra):
+                raise ConfigurationError(
+                    f"{type(owner).__name__}.{name} gets batches of several loaders, but has no parameter "
+                    "dataloader_idx. Add it as the last one, or give one loader."
+                )
 
 
 class Hooks:
@@ -54,7 +101,7 @@ class Hooks:
             first: list[Callable[..., Any]] = []
             last: list[Callable[..., Any]] = []
             watching: list[Callable[..., Any]] = []
-            if name in vars(Callback):
+            if hasattr(Callback, name):
                 for callback in callbacks:
                     if overrides(callback, Callback, name):
                         bound = partial(getattr(callback, name), trainer, module)

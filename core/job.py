@@ -1,4 +1,4 @@
-"""Job: what `fit` or `validate` was called with."""
+"""Job: what `fit`, `validate`, `test` or `predict` was called with."""
 
 from __future__ import annotations
 
@@ -18,15 +18,17 @@ if TYPE_CHECKING:
 
 @dataclass
 class Job:
-    """One call of `fit` or `validate`: what it was given, as it travels to worker processes."""
+    """One call of an entry point: what it was given, as it travels to worker processes."""
 
     stage: str
     module: Module
     train_dataloaders: Any = None
-    val_dataloaders: Any = None
+    val_dataloaders: Any = None  # of a fit
+    dataloaders: Any = None  # of the others
     datamodule: DataModule | None = None
     ckpt_path: str | None = None
     seed: int = 0
+    return_predictions: bool = False
 
     def check(self, trainer: Trainer, resolved: Resolved) -> None:
         """Raise ConfigurationError for a fit without data, or with other data than its flags need, as far as known."""

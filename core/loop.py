@@ -1,4 +1,4 @@
-"""Training, from top to bottom: fit, one epoch, one update, validation.
+"""Training, from top to bottom: fit, one epoch, one update. Validation is in `evaluation`.
 
 The unit of progress is the update: one optimizer step over a window of micro-batches. Its order is fixed: accumulate,
 reduce, unscale, check that all ranks are finite, clip by the global norm, step, and move the schedule only if the step
@@ -9,21 +9,21 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Iterable, Iterator
-from itertools import islice
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from itertools import chain, islice
+from typing import TYPE_CHECKING
 
 import torch
-from torch import nn
 
 from . import gradients
 from .check import FirstUpdate
-from .data.joint import joint
 from .errors import ConfigurationError, DataError, TrivetError
+from .evaluation import evaluate
 from .hooks import call
-from .metrics import EPOCH, EVALUATION, STEP
+from .metrics import EPOCH, STEP
 from .plugins import MicroBatch, StepResult
-from .run import EPOCH_START, VALIDATION, Run
+from .rows import log_row
+from .run import EPOCH_START, Run
 
 if TYPE_CHECKING:
     from .data.train import Window
@@ -38,12 +38,10 @@ def fit(run: Run) -> None:
     hooks, module = run.hooks, run.module
     call(hooks.on_fit_start)
     first = FirstUpdate(run.engine, run.plan, run.world)
-    if run.limits.sanity_batches and run.val_data and not run.resumed:
-        run.trainer.sanity_checking = True
+    if run.limits.sanity_batches and run.data["validation"] and not run.resumed:
         call(hooks.on_sanity_check_start)
-        validate(run, limit=run.limits.sanity_batches)
+        evaluate(run, "validation", limit=run.limits.sanity_batches)
         call(hooks.on_sanity_check_end)
-        run.trainer.sanity_checking = False
     module.train()
     run.metrics = run.train_metrics
     first.watch()
@@ -93,9 +91,12 @@ def train_epoch(run: Run) -> None:
         run.metrics.defaults = EPOCH
         call(hooks.on_train_epoch_start)
     elif validation_due(run):
-        validate(run)
+        evaluate(run, "validation")
     for window in data.epoch(progress.epoch):
         update(run, window)
+        if run.cut:
+            data.end_epoch()
+            break
         boundary(run)
         if limits.max_steps is not None and progress.update >= limits.max_steps:
             break
@@ -107,24 +108,25 @@ def train_epoch(run: Run) -> None:
     else:
         end_epoch(run)
         return
-    if run.ends_epoch:  # the limit fell on the end of the epoch
+    if run.ends_epoch or run.cut:  # the limit fell on the end of the epoch, or a hook ended it
         end_epoch(run)
 
 
 def end_epoch(run: Run) -> None:
     """Schedules, the validation that is due, the epoch's hooks and metrics. Restartable at each save on the way."""
     progress, hooks = run.progress, run.hooks
-    if progress.epoch_update == 0:
+    if progress.epoch_update == 0 and not run.cut:
         raise DataError("the training loader gave no batch in this epoch. Check its data set, sampler and drop_last.")
     if not progress.scheduled:
         step_schedules(run, "epoch", with_metric=False)
         progress.scheduled = True
     if _validates_at_end(run):
-        validate(run)
+        evaluate(run, "validation")
     run.metrics.defaults = EPOCH
     call(hooks.on_train_epoch_end)
     log_row(run, run.train_metrics.epoch_row())
     step_schedules(run, "epoch", with_metric=True)
+    run.cut = False
     progress.complete_epoch()
     call(hooks.savers_on_train_epoch_end)
 
@@ -142,6 +144,12 @@ def update(run: Run, window: Window) -> None:
         engine.root = root
         gc.collect()  # the old wrapper's autograd hooks live until it is collected
     run.begin_step()
+    batches = micro_batches(run, window.batches)
+    if hooks.on_train_batch_start:
+        first = list(islice(batches, 1))  # its hook may end the epoch instead
+        if run.cut:
+            return
+        batches = chain(first, batches)
     scaler = engine.scaler
     automatic = run.module.automatic_optimization
     if automatic:
@@ -151,14 +159,12 @@ def update(run: Run, window: Window) -> None:
             run.zero_grad(optimizer)
 
     scale = None if scaler is None else scaler.scale
-    engine.strategy.forward_backward(root, micro_batches(run, window.batches), scale)
+    engine.strategy.forward_backward(root, batches, scale)
 
     if not automatic:
         result = manual_result(run)
     elif weigh_skipped(run, window):
-        result = engine.strategy.optimizer_step(
-            root, engine.optimizers, clip=engine.clip, scaler=scaler, before_step=run.before_step
-        )
+        result = run.optimizer_step(root, engine.optimizers, clip=run.clip, scaler=scaler, before_step=run.before_step)
     else:
         result = StepResult(applied=False)
     if scaler is not None:
@@ -184,19 +190,36 @@ def update(run: Run, window: Window) -> None:
 
 def micro_batches(run: Run, batches: list[MicroBatch]) -> Iterator[MicroBatch]:
     """Hand out micro-batches on the device, with the hooks around each; `boundary` calls the last one's end hook."""
-    hooks, metrics, engine = run.hooks, run.train_metrics, run.engine
+    hooks, metrics = run.hooks, run.train_metrics
     for micro in batches:
         run.micro = micro
-        if engine.moves:
-            micro.batch = engine.move(micro.batch)
+        if run.transfer is not None:
+            micro.batch = run.transfer(micro.batch, 0)
         metrics.weight = micro.samples
         metrics.muted = borrowed = micro.samples == 0  # a batch without weight, so that this rank can take part
-        if hooks.on_train_batch_start and not borrowed:
-            call(hooks.on_train_batch_start, micro.batch, micro.index)
+        if hooks.on_train_batch_start and not borrowed and cut(run, micro, first=micro is batches[0]):
+            return
         yield micro
         run.progress.batch += 1
         if not micro.last and not borrowed:
             call(hooks.on_train_batch_end, micro.output, micro.batch, micro.index)
+
+
+def cut(run: Run, micro: MicroBatch, *, first: bool) -> bool:
+    """Call the hook before a batch; whether it answered -1, which ends the epoch before this batch."""
+    answers = [hook(micro.batch, micro.index) for hook in run.hooks.on_train_batch_start]
+    if not any(type(answer) is int and answer == -1 for answer in answers):
+        return False
+    if not first:
+        raise ConfigurationError(
+            f"on_train_batch_start returned -1 for batch {micro.index}, in the middle of an update of "
+            f"{run.accumulate} micro-batches: what is accumulated could neither be stepped nor dropped by all "
+            "strategies. Return it for the first batch of an update."
+        )
+    if run.world.world_size > 1:
+        run.same_on_all_ranks("on_train_batch_start returned -1", [f"batch {micro.index}"])
+    run.cut, run.micro, run.trainer.at_boundary = True, None, True
+    return True
 
 
 def boundary(run: Run) -> None:
@@ -210,12 +233,12 @@ def boundary(run: Run) -> None:
     trainer.at_boundary = True
     if progress.update % run.limits.log_every == 0:
         log_row(run, run.train_metrics.step_row())
-    due = bool(run.val_data) and validation_due(run)
+    due = bool(run.data["validation"]) and validation_due(run)
     trainer.validation_due = due or (run.ends_epoch and _validates_at_end(run))
     if hooks.on_update_end:
         call(hooks.on_update_end)
     if due:
-        validate(run)
+        evaluate(run, "validation")
     run.end_step()
     run.boundaries += 1
     if run.stop.requested and run.stop.agree(run.boundaries, run.group):
@@ -291,12 +314,14 @@ def monitored(run: Run, schedule: Schedule) -> float:
     return float(mean.item()) / run.world.world_size
 
 
-# --------------------------------------------------------------------------------------------------------- validation
+# ------------------------------------------------------------------------------------------- when validation is due
 
 
 def _epoch_validates(run: Run) -> bool:
     at = run.progress
-    return bool(run.val_data) and (at.epoch + 1) % run.limits.val_every_epochs == 0 and at.validated != at.batch
+    return (
+        bool(run.data["validation"]) and (at.epoch + 1) % run.limits.val_every_epochs == 0 and at.validated != at.batch
+    )
 
 
 def _validates_at_end(run: Run) -> bool:
@@ -309,84 +334,3 @@ def validation_due(run: Run) -> bool:
     if every is None or not _epoch_validates(run):
         return False
     return progress.batch // every > progress.validated // every
-
-
-def validate(run: Run, *, limit: int | None = None) -> dict[str, float]:
-    """All validation loaders, each sample exactly once over all ranks; returns the epoch's metrics.
-
-    ``limit`` is the number of batches of a sanity check, whose metrics are thrown away.
-    """
-    module, hooks, metrics, trainer = run.module, run.hooks, run.val_metrics, run.trainer
-    modes = {part: part.training for part in module.modules()}
-    module.eval()
-    run.metrics, trainer.validating = metrics, True
-    metrics.defaults = EPOCH
-    call(hooks.on_validation_start)
-    call(hooks.on_validation_epoch_start)
-    evaluate = run.engine.strategy.evaluate(run.engine.root)
-    several = len(run.val_data) > 1
-    together = run.engine.strategy.joint_forward and run.world.world_size > 1
-    with torch.no_grad():
-        for loader, data in enumerate(run.val_data):
-            metrics.suffix = f"/dataloader_idx_{loader}" if several else ""
-            batches: Iterable[tuple[Any, int, float]] = islice(data, limit)
-            if together:
-                batches = joint(batches, run.world, run.group.device)
-            for batch, index, samples in batches:
-                take_part = validation_batch if samples or not together else borrowed_batch
-                take_part(run, evaluate, batch, index, samples, (loader,) if several else ())
-    metrics.suffix, metrics.defaults = "", EPOCH
-    call(hooks.on_validation_epoch_end)
-    row = metrics.epoch_row()
-    if limit is None:
-        log_row(run, row)
-        run.progress.validated = run.progress.batch
-        trainer.validation_due = False
-    call(hooks.on_validation_end)
-    if limit is not None:
-        metrics.values.clear()
-    for part, training in modes.items():
-        part.training = training
-    run.metrics, trainer.validating = run.train_metrics, False
-    return row
-
-
-def validation_batch(
-    run: Run, evaluate: nn.Module, batch: Any, index: int, samples: float, loader: tuple[int, ...]
-) -> None:
-    """One batch of one loader; ``loader`` is its number where there are several."""
-    hooks, metrics = run.hooks, run.val_metrics
-    run.reseed(VALIDATION, index)
-    if run.engine.moves:
-        batch = run.engine.move(batch)
-    metrics.weight, metrics.defaults = samples, EVALUATION
-    call(hooks.on_validation_batch_start, batch, index, *loader)
-    output = evaluate("validation_step", batch, index, *loader)
-    call(hooks.on_validation_batch_end, output, batch, index, *loader)
-
-
-def borrowed_batch(
-    run: Run, evaluate: nn.Module, batch: Any, index: int, samples: float, loader: tuple[int, ...]
-) -> None:
-    """A forward for the other ranks' sake: no hooks, nothing recorded, buffers as before."""
-    buffers = [
-        (owner, name, b, b.clone()) for owner in run.module.modules() for name, b in owner.named_buffers(recurse=False)
-    ]
-    run.reseed(VALIDATION, index)
-    run.val_metrics.muted = True
-    evaluate("validation_step", run.engine.move(batch), index, *loader)
-    run.val_metrics.muted = False
-    for owner, name, buffer, before in buffers:
-        setattr(owner, name, buffer.copy_(before))
-
-
-def log_row(run: Run, row: dict[str, float]) -> None:
-    """Write a row to the loggers, on rank 0, at the one axis: updates applied."""
-    if skipped := float(run.progress.skipped):
-        run.train_metrics.values["skipped"] = skipped
-        if row or run.trainer.logged_metrics.get("skipped") != skipped:
-            row = {**row, "skipped": skipped}
-    run.trainer.logged_metrics.update(row)
-    if row and run.world.rank == 0:
-        for logger in run.trainer.loggers:
-            logger.log_metrics({**row, "epoch": float(run.progress.epoch)}, step=run.progress.update)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,13 +14,14 @@ from torch.utils.hooks import RemovableHandle
 from . import gradients
 from .errors import ConfigurationError
 from .hooks import call
-from .plugins import StepResult
+from .overridden import OptimizerView
+from .plugins import Clip, StepResult
 
 if TYPE_CHECKING:
     from .run import Run
 
 
-class ManualOptimizer:
+class ManualOptimizer(OptimizerView):
     """An optimizer whose ``step`` keeps the order of an update: reduce, unscale, check, clip, step.
 
     In the inner micro-batches of an accumulated update ``step`` puts this optimizer's gradients aside, and the last one
@@ -28,12 +30,17 @@ class ManualOptimizer:
     """
 
     def __init__(self, optimizer: Optimizer, run: Run) -> None:
-        self.optimizer = optimizer
-        self._run = run
+        super().__init__(optimizer, run)
         self._aside: dict[nn.Parameter, Tensor] = {}
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.optimizer, name)
+    @contextmanager
+    def toggle_model(self, sync_grad: bool = True) -> Iterator[None]:
+        """Let only this optimizer's parameters require gradients. Gradients are averaged at the step in any case."""
+        toggle(self._run, self)
+        try:
+            yield
+        finally:
+            untoggle(self._run)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         call(self._run.hooks.on_before_zero_grad, self.optimizer)
@@ -63,8 +70,9 @@ class ManualOptimizer:
                 "(fp16) or weighted by its samples. Write self.manual_backward(loss) instead of loss.backward()."
             )
         run.stepping = True
+        clip = run.manual_clips.pop(self.optimizer, engine.clip)
         result = engine.strategy.optimizer_step(
-            engine.root, [self.optimizer], clip=engine.clip, scaler=engine.scaler, before_step=run.before_step
+            engine.root, [self.optimizer], clip=clip, scaler=engine.scaler, before_step=run.before_step
         )
         run.stepping = False
         torch.clear_autocast_cache()  # the step runs inside autocast, which would go on with casts of the old weights
@@ -77,7 +85,7 @@ class ManualOptimizer:
             what
             for what, present in (
                 (f"{run.world.world_size} processes", run.world.world_size > 1),
-                ("gradient clipping", run.engine.clip is not None),
+                ("gradient clipping", run.engine.clip is not None or self.optimizer in run.manual_clips),
                 ("accumulation", run.accumulate > 1),
                 ("loss scaling (fp16-mixed)", run.engine.scaler is not None),
             )
@@ -103,6 +111,43 @@ class ManualOptimizer:
         return value
 
 
+def backward(run: Run, loss: Tensor, options: dict[str, Any]) -> None:
+    """Backward of a loss that is weighted by its micro-batch and scaled as the run needs it."""
+    run.backwards += 1
+    if run.micro is not None and run.micro.weight is not None:
+        loss = loss * run.micro.weight
+    if run.engine.scaler is not None:
+        loss = loss * run.engine.scaler.scale
+    run.backward.options = options
+    run.engine.strategy.backward(run.engine.root, loss)
+
+
+def clip_gradients(run: Run, optimizer: Any, value: float | None, algorithm: str | None) -> None:
+    """`Module.clip_gradients`: now where gradients are complete, under manual optimization at the next step."""
+    if not value:
+        return
+    clip = Clip(float(value), algorithm or "norm")
+    raw = raw_optimizer(optimizer)
+    if run.clipping:
+        norm = run.engine.strategy.clip_(gradients.parameters([raw]), clip)
+        if norm is not None:
+            run.train_metrics.values["grad_norm"] = norm
+    elif not run.module.automatic_optimization:
+        run.manual_clips[raw] = clip
+    else:
+        raise ConfigurationError(
+            "clip_gradients() was called outside of configure_gradient_clipping, where gradients are not complete. "
+            "Override configure_gradient_clipping(optimizer, gradient_clip_val, gradient_clip_algorithm) and call it "
+            "there, or use Trainer(gradient_clip_val=...)."
+        )
+
+
+def raw_optimizer(optimizer: Any) -> Optimizer:
+    """The optimizer itself, of one that `Module.optimizers` gave, too."""
+    found: Optimizer = vars(optimizer)["optimizer"] if type(optimizer) is ManualOptimizer else optimizer
+    return found
+
+
 def guard(run: Run, optimizer: Optimizer) -> RemovableHandle:
     """Refuse steps of the optimizer itself in a run: they would neither be reduced over ranks nor be counted."""
 
@@ -118,8 +163,7 @@ def guard(run: Run, optimizer: Optimizer) -> RemovableHandle:
 
 def toggle(run: Run, optimizer: Any) -> None:
     """Let only this optimizer's parameters require gradients; remember what was before."""
-    raw = optimizer.optimizer if isinstance(optimizer, ManualOptimizer) else optimizer
-    mine = set(gradients.parameters([raw]))
+    mine = set(gradients.parameters([raw_optimizer(optimizer)]))
     for param in gradients.parameters(run.engine.optimizers):
         if param not in run.toggled:
             run.toggled[param] = param.requires_grad

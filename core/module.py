@@ -3,35 +3,29 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
-from types import SimpleNamespace
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim import Optimizer
 
+from . import gradients
 from .errors import ConfigurationError
+from .hparams import HParams as HParams
+from .hparams import chosen
+from .module_hooks import ModuleHooks
 
 if TYPE_CHECKING:
+    from typing import Self
+
     from .run import Run
     from .trainer import Trainer
 
 
-class HParams(SimpleNamespace):
-    """Hyperparameters as attributes and as items."""
-
-    def __getitem__(self, name: str) -> Any:
-        return vars(self)[name]
-
-    def __contains__(self, name: str) -> bool:
-        return name in vars(self)
-
-    def keys(self) -> list[str]:
-        return list(vars(self))
-
-
-class Module(nn.Module):
+class Module(ModuleHooks):
     """A model together with how it is trained. Implement `training_step` and `configure_optimizers`.
 
     Set ``automatic_optimization = False`` in ``__init__`` to call `manual_backward` and ``optimizers().step()``
@@ -41,14 +35,17 @@ class Module(nn.Module):
     """
 
     automatic_optimization: bool = True
+    example_input_array: Any = None  # a batch, or a tuple or dict of arguments for forward, for summaries and graphs
 
     def __init__(self) -> None:
         super().__init__()
         self._run: Run | None = None
-        self._hparams: dict[str, Any] = {}
+        self._trainer: Trainer | None = None
+        self._hparams = HParams()
+        self._logs_hparams = True
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_run": None}  # a copy of a module doesn't belong to the run
+        return {**self.__dict__, "_run": None, "_trainer": None}  # a copy of a module doesn't belong to the run
 
     # ------------------------------------------------------------------------------------------------- to implement
 
@@ -62,6 +59,18 @@ class Module(nn.Module):
     def validation_step(self, batch: Any, batch_idx: int) -> Any:
         """Called without gradients. Takes a third argument ``dataloader_idx`` where there are several loaders."""
         raise NotImplementedError(f"{type(self).__name__} has no validation_step(batch, batch_idx).")
+
+    def test_step(self, batch: Any, batch_idx: int) -> Any:
+        """The same for `Trainer.test`."""
+        raise NotImplementedError(f"{type(self).__name__} has no test_step(batch, batch_idx).")
+
+    def predict_step(self, batch: Any, batch_idx: int) -> Any:
+        """What `Trainer.predict` returns of each batch: by default the module called with the batch."""
+        return self(batch)
+
+    def configure_callbacks(self) -> Any:
+        """A callback or a list; each takes the place of the Trainer's callbacks of its own class."""
+        return []
 
     def configure_optimizers(self) -> Any:
         """One optimizer; a list; ``([optimizers], [schedulers])``; or ``{"optimizer": ..., "lr_scheduler": ...}``.
@@ -77,13 +86,30 @@ class Module(nn.Module):
         """How much a batch counts in its update, for instance its number of tokens. By default its samples."""
         raise NotImplementedError("batch_weight is only called where it is overridden")
 
-    def backward(self, loss: Tensor) -> None:
-        """Backward of one weighted and scaled loss."""
-        torch.autograd.backward(loss)
+    def backward(self, loss: Tensor, **options: Any) -> None:
+        """Backward of one weighted and scaled loss; ``options`` are those that were given to `manual_backward`."""
+        loss.backward(**options)  # type: ignore[no-untyped-call]
 
-    def optimizer_zero_grad(self, optimizer: Optimizer) -> None:
+    def optimizer_step(
+        self, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Callable[[], Any] | None = None
+    ) -> None:
+        """Step an optimizer. Gradients are accumulated; ``optimizer.step(optimizer_closure)`` does the rest of the
+        update (reduce, unscale, check, clip, step), and the closure only returns the loss. An override that does not
+        call it skips the update. Not called under manual optimization."""
+        optimizer.step(closure=optimizer_closure)
+
+    def optimizer_zero_grad(self, epoch: int, batch_idx: int, optimizer: Optimizer) -> None:
         """Clear the gradients of an optimizer before the first micro-batch of an update."""
         optimizer.zero_grad()
+
+    def configure_gradient_clipping(
+        self, optimizer: Optimizer, gradient_clip_val: float | None = None, gradient_clip_algorithm: str | None = None
+    ) -> None:
+        """Clip the gradients of one optimizer, which are reduced and unscaled; override it to clip in another way.
+
+        The values are the Trainer's. Without an override all optimizers are clipped by their common norm.
+        """
+        self.clip_gradients(optimizer, gradient_clip_val, gradient_clip_algorithm)
 
     def lr_scheduler_step(self, scheduler: Any, metric: Any) -> None:
         """Step a scheduler; ``metric`` is the monitored value or None."""
@@ -94,7 +120,9 @@ class Module(nn.Module):
     @property
     def trainer(self) -> Trainer:
         """The Trainer of the run that this module is in."""
-        return self._attached().trainer
+        if self._trainer is None:
+            raise ConfigurationError(f"{type(self).__name__} is not attached to a Trainer: no job of one runs.")
+        return self._trainer
 
     @property
     def device(self) -> torch.device:
@@ -106,43 +134,69 @@ class Module(nn.Module):
     @property
     def current_epoch(self) -> int:
         """Epochs completed."""
-        return self._run.progress.epoch if self._run else 0
+        return self._trainer.progress.epoch if self._trainer else 0
 
     @property
     def global_step(self) -> int:
         """Updates applied since the start, whatever the number of optimizers."""
-        return self._run.progress.update if self._run else 0
+        return self._trainer.progress.update if self._trainer else 0
 
     @property
     def global_rank(self) -> int:
-        return self._run.world.rank if self._run else 0
+        return self._trainer.world.rank if self._trainer else 0
+
+    @property
+    def local_rank(self) -> int:
+        """This process's number on its machine."""
+        return self._trainer.world.local_rank if self._trainer else 0
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the first floating-point parameter."""
+        return next((p.dtype for p in self.parameters() if p.is_floating_point()), torch.get_default_dtype())
+
+    @property
+    def logger(self) -> Any:
+        """The Trainer's first logger, or None."""
+        return self._trainer.logger if self._trainer else None
+
+    @property
+    def loggers(self) -> list[Any]:
+        return self._trainer.loggers if self._trainer else []
 
     @property
     def hparams(self) -> HParams:
         """What `save_hyperparameters` kept."""
-        return HParams(**self._hparams)
+        return self._hparams
 
-    def save_hyperparameters(self, *names: str, ignore: tuple[str, ...] = ()) -> None:
-        """Keep the arguments of the calling ``__init__`` in `hparams` (only ``names``, where given)."""
+    def save_hyperparameters(self, *given: Any, ignore: str | Iterable[str] = (), logger: bool = True) -> None:
+        """Keep the arguments of the calling ``__init__``, and of those of subclasses, in `hparams`.
+
+        ``given``: names of those to keep, or a mapping or namespace to keep instead. ``ignore``: names to leave out.
+        ``logger``: whether loggers get them.
+        """
         frame = inspect.currentframe()
-        caller = frame.f_back if frame else None
-        if caller is None or caller.f_locals.get("self") is not self:
-            raise ConfigurationError("save_hyperparameters() must be called in the module's own __init__.")
-        info = inspect.getargvalues(caller)
-        values = {name: info.locals[name] for name in info.args if name != "self"}
-        values.update(info.locals.get(info.keywords or "", {}))
-        unknown = [name for name in names if name not in values]
-        if unknown:
-            raise ConfigurationError(
-                f"save_hyperparameters: __init__ has no argument {unknown[0]!r}; it has {list(values)}."
-            )
-        self._hparams.update(
-            {
-                name: value
-                for name, value in values.items()
-                if name not in ignore and (not names or name in names) and not isinstance(value, nn.Module)
-            }
-        )
+        self._hparams.update(chosen(self, frame.f_back if frame else None, given, ignore))
+        self._logs_hparams = logger
+
+    @classmethod
+    def load_from_checkpoint(
+        cls, checkpoint_path: str | Path, map_location: Any = None, strict: bool = True, **overrides: Any
+    ) -> Self:
+        """A module with the weights of a checkpoint, made with the hyperparameters in it; ``overrides`` win."""
+        from .checkpoint.module import load_module
+
+        return load_module(cls, checkpoint_path, map_location, strict, overrides)
+
+    def freeze(self) -> None:
+        """No parameter requires gradients, and evaluation mode."""
+        self.requires_grad_(False)
+        self.eval()
+
+    def unfreeze(self) -> None:
+        """All parameters require gradients, and training mode."""
+        self.requires_grad_(True)
+        self.train()
 
     def log(
         self,
@@ -170,7 +224,7 @@ class Module(nn.Module):
         for name, value in values.items():
             self.log(name, value, **options)
 
-    def optimizers(self) -> Any:
+    def optimizers(self, use_pl_optimizer: bool = True) -> Any:
         """The optimizer, or the list of them; under manual optimization wrapped so that ``step`` keeps the order of an
         update (reduce, unscale, clip, step)."""
         optimizers = self._attached().optimizers()
@@ -181,9 +235,22 @@ class Module(nn.Module):
         schedulers = [schedule.scheduler for schedule in self._attached().engine.schedules]
         return (schedulers or [None])[0] if len(schedulers) < 2 else schedulers
 
-    def manual_backward(self, loss: Tensor) -> None:
-        """Backward under manual optimization: weights the micro-batch and scales the loss as the run needs it."""
-        self._attached().manual_backward(loss)
+    def manual_backward(self, loss: Tensor, **options: Any) -> None:
+        """Backward under manual optimization: weights the micro-batch and scales the loss as the run needs it.
+
+        ``options`` are ``Tensor.backward``'s, such as ``retain_graph``.
+        """
+        self._attached().manual_backward(loss, **options)
+
+    def clip_gradients(
+        self, optimizer: Any, gradient_clip_val: float | None = None, gradient_clip_algorithm: str | None = None
+    ) -> None:
+        """Clip the gradients of an optimizer by ``"norm"`` or ``"value"``; nothing where the value is None.
+
+        Under manual optimization it takes effect in the optimizer's next ``step``, when gradients are reduced over the
+        ranks and unscaled. Else it belongs into `configure_gradient_clipping`.
+        """
+        self._attached().clip_gradients(optimizer, gradient_clip_val, gradient_clip_algorithm)
 
     def toggle_optimizer(self, optimizer: Any) -> None:
         """Let only this optimizer's parameters require gradients until `untoggle_optimizer`."""
@@ -192,14 +259,19 @@ class Module(nn.Module):
     def untoggle_optimizer(self, optimizer: Any) -> None:
         self._attached().untoggle()
 
-    def all_gather(self, tensor: Tensor) -> Tensor:
-        """Stack a tensor of the same shape from all ranks: ``(world_size, *shape)``. All ranks must call it."""
-        run = self._attached()
-        if run.world.world_size == 1:
-            return tensor.unsqueeze(0)
-        parts = [torch.empty_like(tensor) for _ in range(run.world.world_size)]
-        torch.distributed.all_gather(parts, tensor.contiguous())  # all ranks
-        return torch.stack(parts)
+    @contextmanager
+    def toggled_optimizer(self, optimizer: Any) -> Iterator[None]:
+        """`toggle_optimizer` and, at the end, `untoggle_optimizer`."""
+        self.toggle_optimizer(optimizer)
+        try:
+            yield
+        finally:
+            self.untoggle_optimizer(optimizer)
+
+    def all_gather(self, data: Any, sync_grads: bool = False) -> Any:
+        """Stack each tensor in ``data`` (a tensor, or lists and dicts of them), of the same shape on all ranks:
+        ``(world_size, *shape)``. All ranks must call it. With ``sync_grads`` gradients flow back to their ranks."""
+        return gradients.gather(data, self._attached().world, sync_grads)
 
     def print(self, *args: Any, **kwargs: Any) -> None:
         """``print`` on rank 0 only."""
@@ -209,65 +281,6 @@ class Module(nn.Module):
     def _attached(self) -> Run:
         if self._run is None:
             raise ConfigurationError(
-                f"{type(self).__name__} is not in a run: this works only in methods that trainer.fit or validate calls."
+                f"{type(self).__name__} is not in a run: this works only in methods that the Trainer calls."
             )
         return self._run
-
-    # ---------------------------------------------------------------------------------------------------- hooks
-
-    def prepare_data(self) -> None:
-        """Download or tokenize, once per machine, before `setup`. Assign nothing to the module here."""
-
-    def setup(self, stage: str) -> None: ...
-
-    def teardown(self, stage: str) -> None: ...
-
-    def train_dataloader(self) -> Any:
-        raise NotImplementedError(f"{type(self).__name__} has no train_dataloader(), and fit was given no loader.")
-
-    def val_dataloader(self) -> Any:
-        raise NotImplementedError(f"{type(self).__name__} has no val_dataloader(), and no loader was given.")
-
-    def on_fit_start(self) -> None: ...
-
-    def on_fit_end(self) -> None: ...
-
-    def on_train_start(self) -> None: ...
-
-    def on_train_end(self) -> None: ...
-
-    def on_train_epoch_start(self) -> None: ...
-
-    def on_train_epoch_end(self) -> None: ...
-
-    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None: ...
-
-    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None: ...
-
-    def on_update_end(self) -> None: ...
-
-    def on_validation_start(self) -> None: ...
-
-    def on_validation_end(self) -> None: ...
-
-    def on_validation_epoch_start(self) -> None: ...
-
-    def on_validation_epoch_end(self) -> None: ...
-
-    def on_validation_batch_start(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None: ...
-
-    def on_validation_batch_end(self, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None: ...
-
-    def on_before_zero_grad(self, optimizer: Optimizer) -> None: ...
-
-    def on_before_backward(self, loss: Tensor) -> None: ...
-
-    def on_after_backward(self) -> None: ...
-
-    def on_before_optimizer_step(self, optimizer: Optimizer) -> None: ...
-
-    def on_exception(self, exception: BaseException) -> None: ...
-
-    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None: ...
-
-    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None: ...

@@ -1,20 +1,22 @@
-"""Run: all that a running fit or validate knows, and the limits that its flags set."""
+"""Run: all that a running fit, validate, test or predict knows, and the limits that its flags set."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from . import manual
+from . import manual, overridden
 from .check import FirstUpdate
 from .hooks import Hooks, call, overrides
 from .metrics import Metrics
 from .module import Module
-from .plugins import Accelerator, MicroBatch, StepResult, Strategy
+from .plugins import Accelerator, Clip, MicroBatch, StepResult, Strategy
 from .seeding import derive, host_mark, seed_all, seed_host, seed_torch
 from .state import Progress
 
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
     from .capabilities import Plan
     from .data.evaluation import EvalData
     from .data.train import TrainData
+    from .data.transfer import Transfer
     from .engine import Engine
     from .launch.group import Group
     from .launch.signals import Stop
@@ -49,7 +52,7 @@ class Limits:
 
 @dataclass
 class Run:
-    """All that a running fit or validate knows. The user's objects reach it, it is never a part of them."""
+    """All that a running job knows. The user's objects reach it, it is never a part of them."""
 
     trainer: Trainer
     module: Module
@@ -63,7 +66,15 @@ class Run:
     limits: Limits
     seed: int
     train_data: TrainData | None = None
-    val_data: list[EvalData] = field(default_factory=list)
+    # loaders by what is done with them: "validation", "test", "predict"
+    data: dict[str, list[EvalData]] = field(default_factory=lambda: {"validation": [], "test": [], "predict": []})
+    transfer: Transfer | None = None  # what is done to each batch, where anything is
+    same_on_all_ranks: Callable[[str, Any], None] = lambda what, names: None
+    backward: Any = None
+    keeps_predictions: bool = False
+    # of this rank, by loader: number of the batch, prediction, indices of its samples
+    predictions: list[list[tuple[int, Any, list[Any] | None]]] = field(default_factory=list)
+    loader: EvalData | None = None  # that is being evaluated
     accumulate: int = 1
     on_skip: str | None = None
     micro: MicroBatch | None = None  # the micro-batch that is now in the step
@@ -73,6 +84,9 @@ class Run:
     before_step: Callable[[Optimizer], None] | None = None
     backwards: int = 0  # calls of manual_backward in the current update
     stepping: bool = False  # whether a manual step is on its way through the strategy
+    clipping: bool = False  # whether `Module.configure_gradient_clipping` runs
+    manual_clips: dict[Optimizer, Clip] = field(default_factory=dict)  # asked for in the step of that optimizer
+    cut: bool = False  # whether a hook ended the epoch
     resumed: bool = False
     ends_epoch: bool = False  # whether the newest update was the epoch's last, as far as the data knows
     # The update that Python's and numpy's streams were last seeded for, which nothing has drawn from since
@@ -83,32 +97,60 @@ class Run:
     def __post_init__(self) -> None:
         self.train_metrics = Metrics("training", self.group)
         self.val_metrics = Metrics("validation", self.group)
+        self.test_metrics = Metrics("test", self.group)
+        self._no_metrics = Metrics("prediction", self.group)
         self.metrics = self.train_metrics
         accelerator = self.engine.accelerator
         self.seed_device = accelerator.seed if _has(accelerator, "seed") else None
         self.step_boundary = accelerator.step_boundary if _has(accelerator, "step_boundary") else None
+        module, strategy = self.module, self.engine.strategy
         self.zero_grad: Callable[[Any], None] = Optimizer.zero_grad  # no frame between, where nobody overrides it
-        if overrides(self.module, Module, "optimizer_zero_grad"):
-            self.zero_grad = self.module.optimizer_zero_grad
-        elif overrides(self.engine.strategy, Strategy, "zero_grad"):
-            self.zero_grad = self.engine.strategy.zero_grad
+        if overrides(module, Module, "optimizer_zero_grad"):
+            at = self.progress
+            self.zero_grad = lambda optimizer: module.optimizer_zero_grad(at.epoch, at.batch, optimizer)
+        elif overrides(strategy, Strategy, "zero_grad"):
+            self.zero_grad = strategy.zero_grad
+        self.optimizer_step: Callable[..., StepResult] = strategy.optimizer_step
+        self.clip = self.engine.clip
         if self.hooks.on_before_optimizer_step:
             self.before_step = lambda optimizer: call(self.hooks.on_before_optimizer_step, optimizer)
+        if module.automatic_optimization:
+            if overrides(module, Module, "optimizer_step"):
+                self.optimizer_step = overridden.own_step(self)
+            if overrides(module, Module, "configure_gradient_clipping"):
+                self.clip, self.before_step = None, overridden.own_clipping(self)
         self._wrapped = [manual.ManualOptimizer(optimizer, self) for optimizer in self.engine.optimizers]
 
-        manually = self.train_data is not None and not self.module.automatic_optimization
+        manually = self.train_data is not None and not module.automatic_optimization
         self.guards = [manual.guard(self, optimizer) for optimizer in self.engine.optimizers] if manually else []
+
+    def gradient_mode(self) -> AbstractContextManager[None]:
+        """Of an evaluation outside of a fit."""
+        return torch.inference_mode() if self.trainer.inference_mode else torch.no_grad()
+
+    def close_data(self) -> None:
+        """End the workers of loaders, where they live on from epoch to epoch."""
+        for data in (self.train_data, *(one for loaders in self.data.values() for one in loaders)):
+            if data is not None:
+                data.close()
+
+    @property
+    def every_metrics(self) -> tuple[Metrics, ...]:
+        return self.train_metrics, self.val_metrics, self.test_metrics
+
+    def metrics_of(self, kind: str) -> Metrics:
+        """Of ``"validation"``, ``"test"`` or ``"predict"``."""
+        found = {"validation": self.val_metrics, "test": self.test_metrics, "predict": self._no_metrics}
+        return found[kind]
 
     def optimizers(self) -> list[Any]:
         return list(self.engine.optimizers) if self.module.automatic_optimization else list(self._wrapped)
 
-    def manual_backward(self, loss: Tensor) -> None:
-        self.backwards += 1
-        if self.micro is not None and self.micro.weight is not None:
-            loss = loss * self.micro.weight
-        if self.engine.scaler is not None:
-            loss = loss * self.engine.scaler.scale
-        self.engine.strategy.backward(self.engine.root, loss)
+    def manual_backward(self, loss: Tensor, **options: Any) -> None:
+        manual.backward(self, loss, options)
+
+    def clip_gradients(self, optimizer: Any, value: float | None, algorithm: str | None) -> None:
+        manual.clip_gradients(self, optimizer, value, algorithm)
 
     def toggle(self, optimizer: Any) -> None:
         manual.toggle(self, optimizer)

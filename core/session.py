@@ -9,18 +9,19 @@ import warnings
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from . import capture, loop
+from . import capture, evaluation, loaders, loop, predictions
 from .callbacks.callback import Callback
 from .capabilities import Resolved, recheck
 from .checkpoint import directory
-from .data.evaluation import EvalData
+from .data.datamodule import DataModule
 from .data.sharding import derive_accumulation
-from .data.train import TrainData
+from .data.transfer import transfer
 from .engine import build, with_hooks
 from .errors import ConfigurationError, LaunchError, RankFailed, TrivetError
 from .hooks import Hooks, call, check_names, overrides
@@ -28,6 +29,7 @@ from .launch.group import Group
 from .launch.signals import Stop
 from .launch.world import World
 from .module import Module
+from .predictions import keeps_predictions
 from .run import Limits, Run
 
 if TYPE_CHECKING:
@@ -38,7 +40,13 @@ if TYPE_CHECKING:
 # ------------------------------------------------------------------------------------------------------------- running
 
 
-GIVEN = ("module", "train_dataloaders", "val_dataloaders", "datamodule")  # objects of the user that workers are handed
+GIVEN = (
+    "module",
+    "train_dataloaders",
+    "val_dataloaders",
+    "dataloaders",
+    "datamodule",
+)  # objects of the user that workers are handed
 
 
 def launch(trainer: Trainer, job: Job, resolved: Resolved) -> None:
@@ -56,6 +64,7 @@ def launch(trainer: Trainer, job: Job, resolved: Resolved) -> None:
     trainer.progress = result["progress"]
     trainer.logged_metrics = result["logged_metrics"]
     trainer.final_metrics = result["metrics"]
+    trainer.predictions = result["predictions"]
 
 
 def work(parts: Mapping[str, Any], world: World, out_dir: Path) -> None:
@@ -73,6 +82,7 @@ def work(parts: Mapping[str, Any], world: World, out_dir: Path) -> None:
             "logged_metrics": trainer.logged_metrics,
             "checkpoint": callback.last_model_path or callback.best_model_path if callback else "",
             "weights": weights,
+            "predictions": trainer.predictions,
         }
         torch.save(result, out_dir / "result.pt")
 
@@ -117,6 +127,8 @@ def run(trainer: Trainer, job: Job, resolved: Resolved, world: World, out_dir: P
     for callback in trainer.callbacks:
         check_names(callback, Callback)
     check_names(module, Module)
+    if job.datamodule is not None:
+        check_names(job.datamodule, DataModule)
     hooks = Hooks(trainer, module, trainer.callbacks)
     group: Group | None = None
     failed = True
@@ -134,16 +146,19 @@ def run(trainer: Trainer, job: Job, resolved: Resolved, world: World, out_dir: P
                 prepare(job, hooks, group)
                 running = join(trainer, job, resolved, world, group, stop, hooks, device)
                 leaving.callback(release, running)
+                leaving.callback(running.close_data)
                 trainer.attach(running)
                 if job.ckpt_path is not None:
                     restore(running, job)
-                if job.stage == "validate":
-                    loop.validate(running)
-                else:
+                if job.stage == "fit":
                     if trainer.enable_checkpointing:
                         capture.check(running)
                     start_logging(trainer, module)
                     loop.fit(running)
+                else:
+                    evaluation.evaluate(running, loaders.KINDS[job.stage])
+                    if job.return_predictions:
+                        trainer.predictions = predictions.collect(running)
                 weights = None if out_dir is None else leave_weights(running, out_dir)
                 if world.source != "local" and trainer.return_weights:
                     engine = running.engine
@@ -189,13 +204,21 @@ def join(
     train = job.stage == "fit"
     if train and job.ckpt_path is not None:
         seed = directory.read_seed(job.ckpt_path)  # order and augmentation follow from it: they go on as they began
-    loader = pick(job.train_dataloaders, job, "train_dataloader") if train else None
     accumulate = trainer.accumulate_grad_batches
+    loader = loaders.training(job) if train else None
     if train and trainer.global_batch_size is not None:
         size = getattr(loader, "batch_size", None)
         accumulate = recheck(resolved, derive_accumulation(trainer.global_batch_size, size, world.world_size))
     plan = replace(resolved.plan, accumulate=accumulate)
     late = trainer.on_skip is not None and world.world_size > 1
+    clips_itself = train and module.automatic_optimization and overrides(module, Module, "configure_gradient_clipping")
+    if clips_itself and "user_optimizer" not in resolved.strategy.plugin.offers:
+        raise ConfigurationError(
+            f"{type(module).__name__} overrides configure_gradient_clipping, and strategy {plan.strategy!r} clips in a "
+            "step of its own. Use Trainer(gradient_clip_val=...) instead, or --strategy ddp, zero or fsdp."
+        )
+    backward = with_hooks(module, hooks)
+    data = loaders.load(trainer, job, world, loader, accumulate=accumulate, seed=seed)
     engine = build(
         module,
         plan=plan,
@@ -204,37 +227,26 @@ def join(
         precision=resolved.precision.plugin,
         world=world,
         device=device,
-        clip=trainer.clip,
+        clip=None if clips_itself else trainer.clip,
         late=late,
         train=train,
         restored=job.ckpt_path is not None,
-        backward=with_hooks(module, hooks),
+        backward=backward,
         same_on_all_ranks=same_on_all_ranks(group),
         configure_optimizers=module.configure_optimizers if train else None,
     )
-    train_data = None
-    if train:
-        train_data = TrainData(
-            loader,
-            rank=world.rank,
-            world_size=world.world_size,
-            accumulate=accumulate,
-            seed=seed,
-            uneven=trainer.uneven,
-            limit=trainer.limit_train_batches,
-            weigh=module.batch_weight if overrides(module, Module, "batch_weight") else None,
-        )
     if engine.strategy.laid_out and trainer.enable_progress_bar and world.rank == 0:
         print(f"{plan.strategy}: {engine.strategy.laid_out}", file=sys.stderr, flush=True)
+    if clips_itself:
+        engine.clip = trainer.clip
     running = Run(
         trainer=trainer, module=module, engine=engine, plan=plan, hooks=hooks, world=world, group=group, stop=stop,
-        progress=trainer.progress,
-        train_data=train_data, limits=trainer.limits, seed=seed, accumulate=accumulate, on_skip=trainer.on_skip,
+        progress=trainer.progress, train_data=trainer.train_data, limits=trainer.limits, seed=seed,
+        accumulate=accumulate, on_skip=trainer.on_skip,
+        data=data, transfer=transfer(engine, partial(loaders.own_hook, job)),
+        same_on_all_ranks=same_on_all_ranks(group),
+        backward=backward, keeps_predictions=job.stage == "predict" and keeps_predictions(trainer, job),
     )  # fmt: skip
-    running.val_data = [
-        EvalData(one, rank=world.rank, world_size=world.world_size, seed=seed, limit=trainer.limit_val_batches)
-        for one in val_loaders(trainer, job)
-    ]
     if train:
         running.limits = validation_interval(running, trainer.val_check_interval)
     return running
@@ -291,42 +303,6 @@ def restore(run: Run, job: Job) -> None:
     state = directory.read(job.ckpt_path, capture.template(run))
     if job.stage == "fit":
         capture.restore(run, state, job.ckpt_path)
-
-
-def pick(given: Any, job: Job, method: str) -> Any:
-    """The loader that was given, or the data module's, or the module's own."""
-    if given is not None:
-        return given
-    owner = job.datamodule if job.datamodule is not None else job.module
-    return getattr(owner, method)()
-
-
-def val_loaders(trainer: Trainer, job: Job) -> list[Any]:
-    """The validation loaders as a list; none where there is no validation step or none are given."""
-    module = job.module
-    if not overrides(module, Module, "validation_step"):
-        if job.stage == "validate" or job.val_dataloaders is not None:
-            raise ConfigurationError(
-                f"{type(module).__name__} has no validation_step(batch, batch_idx), but validation data was given."
-            )
-        return []
-    found = job.val_dataloaders
-    if found is None:
-        from .data.datamodule import DataModule
-
-        if job.datamodule is not None:
-            found = job.datamodule.val_dataloader() if overrides(job.datamodule, DataModule, "val_dataloader") else None
-        elif overrides(module, Module, "val_dataloader"):
-            found = module.val_dataloader()
-    if found is None:
-        if job.stage == "validate":
-            raise ConfigurationError(
-                "validate was given no loader, and neither the data module nor the module has one."
-            )
-        return []
-    if trainer.limit_val_batches == 0:
-        return []
-    return list(found) if isinstance(found, (list, tuple)) else [found]
 
 
 # -------------------------------------------------------------------------------------------------------------- the end

@@ -55,6 +55,8 @@ class Trainer(View):
         max_time: seconds, a timedelta, or ``"DD:HH:MM:SS"``.
         limit_train_batches: batches per rank and epoch: a number, or a fraction where a float is given.
         limit_val_batches: the same for each validation loader; 0 for no validation.
+        limit_test_batches: the same for each loader of `test`.
+        limit_predict_batches: the same for each loader of `predict`.
         val_check_interval: batches between validations within an epoch, or a fraction; 1.0 for its end.
         check_val_every_n_epoch: validate in every n-th epoch only.
         num_sanity_val_steps: validation batches that are tried before training.
@@ -69,6 +71,8 @@ class Trainer(View):
         uneven: for iterable data that ends at different times on different ranks: ``"error"``, ``"drop"``, ``"join"``.
         deterministic: use deterministic algorithms only, and fix the order of reductions.
         benchmark: let cuDNN choose algorithms by trying.
+        inference_mode: validate, test and predict under ``torch.inference_mode``; ``torch.no_grad`` where it is False,
+            within a fit, and under sharded strategies, which could not train after it.
         enable_checkpointing: add a `Checkpoint` callback where none is given.
         enable_progress_bar: show a bar on a terminal, quiet lines elsewhere, and first what was planned.
         default_root_dir: where runs are written; ``trivet_runs`` in the current directory by default.
@@ -93,6 +97,8 @@ class Trainer(View):
         max_time: str | float | timedelta | None = None,
         limit_train_batches: int | float = 1.0,
         limit_val_batches: int | float = 1.0,
+        limit_test_batches: int | float = 1.0,
+        limit_predict_batches: int | float = 1.0,
         val_check_interval: int | float = 1.0,
         check_val_every_n_epoch: int = 1,
         num_sanity_val_steps: int = 2,
@@ -106,6 +112,7 @@ class Trainer(View):
         uneven: str = "error",
         deterministic: bool = False,
         benchmark: bool | None = None,
+        inference_mode: bool = True,
         enable_checkpointing: bool = True,
         enable_progress_bar: bool = True,
         default_root_dir: str | Path | None = None,
@@ -127,13 +134,15 @@ class Trainer(View):
         self.val_check_interval = 1.0 if fast else val_check_interval
         self.limit_train_batches = flags.check_limit("limit_train_batches", fast or limit_train_batches)
         self.limit_val_batches = flags.check_limit("limit_val_batches", fast or limit_val_batches)
+        self.limit_test_batches = flags.check_limit("limit_test_batches", fast or limit_test_batches)
+        self.limit_predict_batches = flags.check_limit("limit_predict_batches", fast or limit_predict_batches)
         self.clip = flags.check_clip(gradient_clip_val, gradient_clip_algorithm)
         flags.check_accumulation(accumulate_grad_batches, global_batch_size)
         flags.check_choice("on_skip", on_skip, (None, "update", "samples"))
         flags.check_choice("uneven", uneven, ("error", "drop", "join"))
         self.accumulate_grad_batches, self.global_batch_size = accumulate_grad_batches, global_batch_size
         self.on_skip, self.uneven = on_skip, uneven
-        self.deterministic, self.benchmark = deterministic, benchmark
+        self.deterministic, self.benchmark, self.inference_mode = deterministic, benchmark, inference_mode
         self.default_root_dir = Path(default_root_dir or "trivet_runs")
         self.return_weights = return_weights
         self._request: dict[str, Any] = {
@@ -162,7 +171,10 @@ class Trainer(View):
         self.progress = Progress()
         self.world = World()
         self.datamodule: DataModule | None = None
-        self.should_stop = self.validating = self.sanity_checking = self.validation_due = False
+        self.should_stop = self.validation_due = False
+        self.stage = ""
+        self._module: Module | None = None
+        self.forget_data()
         self.at_boundary = True
         self.logged_metrics: dict[str, float] = {}
         self._run: Run | None = None
@@ -193,22 +205,75 @@ class Trainer(View):
             datamodule: gives the loaders instead.
             ckpt_path: a checkpoint to go on from: a path, ``"last"`` or ``"best"`` of the Checkpoint callback.
         """
-        job = Job("fit", module, train_dataloaders, val_dataloaders, datamodule, self._checkpoint(ckpt_path))
+        job = Job("fit", module, train_dataloaders, val_dataloaders, None, datamodule, self._checkpoint(ckpt_path))
         start = self._ready(job)
         start()
 
     def validate(
         self,
-        module: Module,
+        module: Module | None = None,
         dataloaders: Any = None,
         datamodule: DataModule | None = None,
         ckpt_path: str | Path | None = None,
+        verbose: bool = False,
     ) -> list[dict[str, float]]:
-        """One pass over the validation data, each sample exactly once; returns one mapping of metrics per loader."""
-        job = Job("validate", module, None, dataloaders, datamodule, self._checkpoint(ckpt_path))
+        """One pass over the validation data, each sample exactly once; returns one mapping of metrics per loader.
+
+        Args:
+            module: what to evaluate; by default the last fit's, with the weights of its best checkpoint, if it has one.
+            dataloaders: a loader or a list of loaders; or a method of the module or ``datamodule``.
+            datamodule: gives the loaders instead.
+            ckpt_path: a checkpoint whose weights to use: a path, ``"last"`` or ``"best"``.
+            verbose: print the metrics, on rank 0.
+        """
+        return self._evaluate("validate", module, dataloaders, datamodule, ckpt_path, verbose)
+
+    def test(
+        self,
+        module: Module | None = None,
+        dataloaders: Any = None,
+        datamodule: DataModule | None = None,
+        ckpt_path: str | Path | None = None,
+        verbose: bool = False,
+    ) -> list[dict[str, float]]:
+        """`validate` with the module's ``test_step`` and the test data."""
+        return self._evaluate("test", module, dataloaders, datamodule, ckpt_path, verbose)
+
+    def predict(
+        self,
+        module: Module | None = None,
+        dataloaders: Any = None,
+        datamodule: DataModule | None = None,
+        return_predictions: bool = True,
+        ckpt_path: str | Path | None = None,
+    ) -> list[Any] | None:
+        """What ``predict_step`` returns of each batch, once and in the order of the data, on the CPU.
+
+        A list with one entry per batch of the user's loader; a list of such lists where there are several loaders.
+        Whatever the number of processes it is the same, on every rank. With ``return_predictions=False`` nothing is
+        kept, for a `PredictionWriter`.
+        """
+        self._evaluate("predict", module, dataloaders, datamodule, ckpt_path, False, return_predictions)
+        return self.predictions
+
+    def _evaluate(
+        self, stage: str, module: Module | None, dataloaders: Any, datamodule: DataModule | None,
+        ckpt_path: str | Path | None, verbose: bool, return_predictions: bool = False,
+    ) -> list[dict[str, float]]:  # fmt: skip
+        if module is None:
+            module = self.module
+            callback = self.checkpoint_callback
+            if ckpt_path is None and callback is not None and callback.best_model_path:
+                ckpt_path = "best"
+        path = self._checkpoint(ckpt_path)
+        job = Job(stage, module, None, None, dataloaders, datamodule, path, return_predictions=return_predictions)
         start = self._ready(job)
         start()
-        return session.by_loader(self.final_metrics)
+        found = session.by_loader(self.final_metrics)
+        if verbose and self.is_global_zero:
+            for number, metrics in enumerate(found):
+                print(f"{stage} {number}:", ", ".join(f"{name} {value:.6g}" for name, value in metrics.items()))
+        return found
 
     def plan(self, module: Module | None = None) -> Plan:
         """What a `fit` of this module would be: printable, and checked. Starts nothing."""
@@ -247,7 +312,7 @@ class Trainer(View):
     # -------------------------------------------------------------------------------------------------------- inside
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_run": None, "_ended": None}
+        return {**self.__dict__, "_run": None, "_ended": None, "_module": None}
 
     def resolve(self, module: Module | None, world: World | None, *, launched: bool = False) -> Resolved:
         """The plugins, made and negotiated, for a world that an environment or, where ``launched``, a launcher gave."""
@@ -258,7 +323,12 @@ class Trainer(View):
     def begin(self, world: World, job: Job) -> None:
         """A job starts in this process."""
         self.world, self.datamodule, self._started = world, job.datamodule, time.monotonic()
-        self.at_boundary, self.validating, self.validation_due = True, False, False
+        self._module = job.module
+        self.at_boundary, self.validation_due, self.stage = True, False, job.stage
+        self.forget_data()
+        object.__setattr__(job.module, "_trainer", self)
+        if job.datamodule is not None:
+            job.datamodule.trainer = self
         self.logged_metrics = {}
         if job.stage == "fit":
             self.progress = Progress()
@@ -274,7 +344,11 @@ class Trainer(View):
             self.final_metrics = self.callback_metrics
             object.__setattr__(self._run.module, "_run", None)
             self._ended = self._run if self.world.world_size == 1 else None
-        self._run = None
+        self._run, self.stage = None, ""
+        object.__setattr__(self.module, "_trainer", None)
+        if self.datamodule is not None:
+            self.datamodule.trainer = None
+        self.forget_data()
 
     def _checkpoint(self, path: str | Path | None) -> str | None:
         if path not in ("last", "best"):
@@ -293,7 +367,8 @@ class Trainer(View):
         resolved = self.resolve(job.module, world)
         job.check(self, resolved)
         job.seed = torch.initial_seed() & (2**63 - 1)
-        self.should_stop = False
+        self.should_stop, self._module = False, job.module
+        self.callbacks = flags.with_those_of(job.module, self.callbacks)
         if self.enable_progress_bar and (world is None or world.rank == 0):
             print(resolved.plan.banner(), file=sys.stderr, flush=True)
         if world is None and resolved.launcher is not None:

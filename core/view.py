@@ -11,9 +11,12 @@ from .errors import ConfigurationError
 from .plugins import Strategy
 
 if TYPE_CHECKING:
-    from .engine import Engine
+    from .data.evaluation import EvalData
+    from .data.train import TrainData
+    from .engine import Engine, Schedule
     from .launch.world import World
     from .loggers.logger import Logger
+    from .module import Module
     from .run import Limits, Run
     from .state import Progress
 
@@ -28,21 +31,24 @@ class View:
     callbacks: list[Callback]
     default_root_dir: Path
     final_metrics: dict[str, float]
+    predictions: list[Any] | None = None  # what the last `predict` returned
+    stage: str  # what runs: "fit", "sanity_check", "validate", "test", "predict", or "" for nothing
     _run: Run | None
+    _module: Module | None
 
     @property
     def callback_metrics(self) -> dict[str, float]:
         """The newest value of every logged metric. Looking fetches them from the device."""
         if self._run is None:
             return self.final_metrics
-        return {**self._run.train_metrics.newest(), **self._run.val_metrics.newest()}
+        return {name: value for metrics in self._run.every_metrics for name, value in metrics.newest().items()}
 
     @property
     def progress_bar_metrics(self) -> dict[str, float]:
         """Those logged with ``prog_bar=True``."""
         if self._run is None:
             return {}
-        return {**self._run.train_metrics.shown(), **self._run.val_metrics.shown()}
+        return {name: value for metrics in self._run.every_metrics for name, value in metrics.shown().items()}
 
     @property
     def current_epoch(self) -> int:
@@ -75,22 +81,126 @@ class View:
         return self.world.rank == 0
 
     @property
+    def local_rank(self) -> int:
+        return self.world.local_rank
+
+    @property
+    def num_nodes(self) -> int:
+        return self.world.num_nodes
+
+    @property
+    def node_rank(self) -> int:
+        return self.world.node_rank
+
+    # ---------------------------------------------------------------------------------------------------- what runs
+
+    @property
+    def training(self) -> bool:
+        """Whether a fit trains now, and does not validate in between."""
+        return self.stage == "fit"
+
+    @property
+    def validating(self) -> bool:
+        return self.stage == "validate"
+
+    @property
+    def sanity_checking(self) -> bool:
+        return self.stage == "sanity_check"
+
+    @property
+    def testing(self) -> bool:
+        return self.stage == "test"
+
+    @property
+    def predicting(self) -> bool:
+        return self.stage == "predict"
+
+    @property
+    def evaluating(self) -> bool:
+        """Whether a validation, also the one before a fit, or a test runs."""
+        return self.stage in ("validate", "sanity_check", "test")
+
+    @property
+    def module(self) -> Module:
+        """The module of the run, or of the last one."""
+        if self._module is None:
+            raise ConfigurationError("this Trainer has no module yet: pass one.")
+        return self._module
+
+    # --------------------------------------------------------------------------------------------------------- data
+
+    def forget_data(self) -> None:
+        """Let go of what belongs to one job."""
+        self.train_data: TrainData | None = None
+        self.eval_data: dict[str, list[EvalData]] = {}
+        self.dataloaders: dict[str, Any] = {}  # as they were given: "train", "val", "test", "predict"
+
+    @property
+    def train_dataloader(self) -> Any:
+        """What was given to train on, untouched."""
+        return self.dataloaders.get("train")
+
+    @property
+    def val_dataloaders(self) -> Any:
+        return self.dataloaders.get("val")
+
+    @property
+    def test_dataloaders(self) -> Any:
+        return self.dataloaders.get("test")
+
+    @property
+    def predict_dataloaders(self) -> Any:
+        return self.dataloaders.get("predict")
+
+    @property
     def num_training_batches(self) -> float:
         """Micro-batches of this rank in one epoch; infinity where the loader has no length."""
-        data = self._run.train_data if self._run else None
+        data = self.train_data
         return float("inf") if data is None or data.num_batches is None else data.num_batches
 
     @property
     def num_updates(self) -> int | None:
         """Updates in one epoch, None where the loader has no length."""
-        data = self._run.train_data if self._run else None
-        return None if data is None else data.num_updates
+        return None if self.train_data is None else self.train_data.num_updates
+
+    @property
+    def estimated_stepping_batches(self) -> float:
+        """Updates in the whole fit, as far as its limits and the loader say; infinity where they don't."""
+        epochs, steps = self.limits.max_epochs, self.limits.max_steps
+        total = None if epochs is None or self.num_updates is None else epochs * self.num_updates
+        known = [count for count in (total, steps) if count is not None]
+        return min(known) if known else float("inf")
 
     @property
     def num_val_batches(self) -> list[int | None]:
         """Batches of this rank in each validation loader, None where it has no length."""
-        run = self._run
-        return [] if run is None else [data.length() for data in run.val_data]
+        return [data.length() for data in self.eval_data.get("validation", [])]
+
+    @property
+    def num_test_batches(self) -> list[int | None]:
+        return [data.length() for data in self.eval_data.get("test", [])]
+
+    @property
+    def num_predict_batches(self) -> list[int | None]:
+        return [data.length() for data in self.eval_data.get("predict", [])]
+
+    @property
+    def num_sanity_val_batches(self) -> list[int | None]:
+        limit = self.limits.sanity_batches
+        return [limit if n is None else min(n, limit) for n in self.num_val_batches]
+
+    @property
+    def batch_indices(self) -> list[Any] | None:
+        """The indices of the samples in the batch that is evaluated now, where its loader is read by index."""
+        loader = self._active().loader
+        return None if loader is None else loader.indices
+
+    @property
+    def own_predictions(self) -> list[list[tuple[int, Any, list[Any] | None]]]:
+        """What this rank predicted so far, by loader: number of the batch, prediction, indices of its samples."""
+        return self._active().predictions
+
+    # -------------------------------------------------------------------------------------------------------- parts
 
     @property
     def optimizers(self) -> list[Any]:
@@ -121,6 +231,30 @@ class View:
     @property
     def checkpoint_callback(self) -> Checkpoint | None:
         return next((callback for callback in self.callbacks if isinstance(callback, Checkpoint)), None)
+
+    @property
+    def checkpoint_callbacks(self) -> list[Checkpoint]:
+        return [callback for callback in self.callbacks if isinstance(callback, Checkpoint)]
+
+    @property
+    def early_stopping_callbacks(self) -> list[Any]:
+        from .callbacks.early_stopping import EarlyStopping
+
+        return [callback for callback in self.callbacks if isinstance(callback, EarlyStopping)]
+
+    @property
+    def early_stopping_callback(self) -> Any:
+        return next(iter(self.early_stopping_callbacks), None)
+
+    @property
+    def logger(self) -> Logger | None:
+        """The first logger."""
+        return self.loggers[0] if self.loggers else None
+
+    @property
+    def lr_scheduler_configs(self) -> list[Schedule]:
+        """The schedulers with when each is stepped."""
+        return list(self._active().engine.schedules)
 
     @property
     def log_every_n_steps(self) -> int:

@@ -43,7 +43,7 @@ class Callback:
         """Take back what `state_dict` returned: on resume, and in the calling process when a launched run has ended."""
 
     def setup(self, trainer: Trainer, module: Module, stage: str) -> None:
-        """In every process that trains, before `Module.configure_model`. ``stage`` is ``"fit"`` or ``"validate"``."""
+        """In every process that trains, before `Module.configure_model`; ``stage`` is the entry point's name."""
 
     def teardown(self, trainer: Trainer, module: Module, stage: str) -> None:
         """The last hook, also after an exception."""
@@ -90,6 +90,38 @@ class Callback:
     ) -> None: ...
 
     def on_validation_batch_end(
+        self, trainer: Trainer, module: Module, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
+    ) -> None: ...
+
+    def on_test_start(self, trainer: Trainer, module: Module) -> None: ...
+
+    def on_test_end(self, trainer: Trainer, module: Module) -> None: ...
+
+    def on_test_epoch_start(self, trainer: Trainer, module: Module) -> None: ...
+
+    def on_test_epoch_end(self, trainer: Trainer, module: Module) -> None: ...
+
+    def on_test_batch_start(
+        self, trainer: Trainer, module: Module, batch: Any, batch_idx: int, dataloader_idx: int = 0
+    ) -> None: ...
+
+    def on_test_batch_end(
+        self, trainer: Trainer, module: Module, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
+    ) -> None: ...
+
+    def on_predict_start(self, trainer: Trainer, module: Module) -> None: ...
+
+    def on_predict_end(self, trainer: Trainer, module: Module) -> None: ...
+
+    def on_predict_epoch_start(self, trainer: Trainer, module: Module) -> None: ...
+
+    def on_predict_epoch_end(self, trainer: Trainer, module: Module) -> None: ...
+
+    def on_predict_batch_start(
+        self, trainer: Trainer, module: Module, batch: Any, batch_idx: int, dataloader_idx: int = 0
+    ) -> None: ...
+
+    def on_predict_batch_end(
         self, trainer: Trainer, module: Module, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
     ) -> None: ...
 

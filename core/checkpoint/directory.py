@@ -148,6 +148,15 @@ def read_seed(path: str | os.PathLike[str]) -> int:
         return int(_read_state(directory)["seed"])
 
 
+def read_user(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """What the user's objects put into a checkpoint: ``hparams``, ``user``, ``datamodule``. Reads no tensors."""
+    directory = Path(path).absolute()
+    with _errors(f"cannot read checkpoint {str(directory)!r}"):
+        manifests.read(directory)
+        plain = _read_state(directory)
+        return {name: plain[name] for name in ("hparams", "user", "datamodule")}
+
+
 def manifest(path: str | os.PathLike[str]) -> dict[str, Any]:
     """The manifest of a checkpoint: format, versions, progress, plan, metrics, files. Reads nothing else."""
     return manifests.read(Path(path).absolute())

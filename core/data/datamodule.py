@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigurationError
+from .transfer import to_device
+
+if TYPE_CHECKING:
+    import torch
 
 
 class DataModule:
@@ -40,6 +44,18 @@ class DataModule:
     def predict_dataloader(self) -> Any:
         """The data to predict on, a loader or a list of loaders, or None for none."""
         return None
+
+    def on_before_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+        """Return what shall be moved to the device; overridden here, it replaces the module's method of that name."""
+        return batch
+
+    def transfer_batch_to_device(self, batch: Any, device: torch.device, dataloader_idx: int) -> Any:
+        """Return the batch on ``device``; likewise."""
+        return to_device(batch, device)
+
+    def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+        """Return what the step shall get, for instance augmented on the device; likewise."""
+        return batch
 
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint shall hold of this object, as plain data. The position in the data is not your concern."""

@@ -13,6 +13,7 @@ from ..errors import DataError
 from ..seeding import derive
 from .dealing import prebuilt_size
 from .indexed import dealt_loader
+from .loader_copy import copy_loader
 from .order import Order
 from .positions import EVAL, Indices, draws_nothing
 from .sharding import describe, index_source, is_indexed, known_length, limited, refuse_distributed_samplers
@@ -26,7 +27,7 @@ class _Turns:
         self.order, self.rank, self.world_size, self.seed = Order(loader, seed), rank, world_size, seed
         self.prebuilt, self.seeded = loader.batch_sampler is None, not draws_nothing(loader)
         self.limit: int | None = None
-        self.sizes: deque[tuple[int, int]] = deque()
+        self.sizes: deque[tuple[int, int, list[Any]]] = deque()
 
     def __iter__(self) -> Iterator[Any]:
         self.sizes.clear()
@@ -37,7 +38,7 @@ class _Turns:
         for number, batch in enumerate(islice(stream, self.limit)):
             indices = [batch] if self.prebuilt else list(batch)
             if number % self.world_size == self.rank:
-                self.sizes.append((number, prebuilt_size(batch) if self.prebuilt else len(indices)))
+                self.sizes.append((number, prebuilt_size(batch) if self.prebuilt else len(indices), indices))
                 yield Indices(indices, self.seed, 0, position) if self.seeded else batch
             position += len(indices)
 
@@ -48,7 +49,8 @@ class EvalData:
     Iterating gives ``(batch, batch_idx, samples)`` with the batch's number among all ranks' batches, so that the data
     set's order can be restored. Ranks may have different numbers of batches, also none. ``limit`` is a number of
     batches per rank (int) or a fraction of all (float). Each iteration sees the same order and the same random numbers,
-    but for generators that the user gave to a sampler; no ``set_epoch`` is called.
+    but for generators that the user gave to a sampler; no ``set_epoch`` is called. ``indices`` are those of the samples
+    in the newest batch, as the user's sampler gave them; None where the loader is not read by index.
     Loaders that are not read by index are read by each rank for itself (`sharding.local_part`).
     """
 
@@ -56,6 +58,7 @@ class EvalData:
         seed = derive(seed, EVAL)
         self._rank, self._world_size, self._text = rank, world_size, describe(loader)
         self._turns: _Turns | None = None
+        self.indices: list[Any] | None = None
         self._limit = limit
         if is_indexed(loader):
             refuse_distributed_samplers(loader, world_size)
@@ -77,10 +80,17 @@ class EvalData:
         for batch in self._loader:
             if not sizes:
                 raise DataError(f"{self._text} gave more batches than its batch sampler named.")
-            number, samples = sizes.popleft()
+            number, samples, self.indices = sizes.popleft()
             yield batch, number, float(samples)
         if sizes:
             raise DataError(f"{self._text} gave fewer batches than its batch sampler named.")
+
+    def close(self) -> None:
+        """End the loader's workers, where they live on from pass to pass."""
+        if self._turns is None:
+            self._local.close()
+        else:
+            self._loader = copy_loader(self._loader)
 
     def length(self) -> int | None:
         """This rank's batches, None where the loader has no length."""

@@ -176,7 +176,7 @@ class Indexed:
             raise DataError(self._broken("fewer"))
         if not given and self._limit != 0:
             raise DataError(f"the loader gives no batch in epoch {epoch}: {self._text}.")
-        self._epoch, self._position, self._running, self._finished = epoch + 1, 0, False, False
+        self.end_epoch()
 
     def _begin(self, epoch: int) -> None:
         deal_, resumed, self._resumed = self._deal, self._resumed, None
@@ -192,6 +192,14 @@ class Indexed:
             self._order.load(resumed["generators"], workers_kept=self._workers_lived)
         self._generators = self._order.state()
         self._running = True
+
+    def end_epoch(self) -> None:
+        """The next epoch comes next, from its beginning."""
+        self._epoch, self._position, self._running, self._finished = self._epoch + 1, 0, False, False
+
+    def close(self) -> None:
+        """See `TrainData.close`."""
+        self._loader = copy_loader(self._loader)  # the workers belong to the copy that is let go
 
     def state_dict(self) -> dict[str, Any]:
         """Where the data stands after the last window that was handed out, as plain data; the same on all ranks."""

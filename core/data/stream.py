@@ -100,6 +100,11 @@ class LocalBatches:
             else:
                 yield batch, 1.0
 
+    def close(self) -> None:
+        """End the workers of a loader that is a copy of the user's."""
+        if self._deal is not None:
+            self.part = copy_loader(self.part)
+
     def set_epoch(self, epoch: int) -> None:
         """See `Order.set_epoch`."""
         if self._order is not None:
@@ -196,7 +201,7 @@ class Stream:
                 break
         if self._position == 0 and self._limit != 0:
             raise DataError(f"the loader gives no batch in epoch {epoch}: {self._text}.")
-        self._epoch, self._position, self._running, self._finished = epoch + 1, 0, False, False
+        self.end_epoch()
 
     def _window(self, taken: list[tuple[Any, float]], spare: Any, *, first: bool) -> Window | None:
         shares = [self._share(batch, samples) for batch, samples in taken]
@@ -243,6 +248,14 @@ class Stream:
                 "data has ended take part with weight 0)."
             )
         return min(counts) if self._uneven == "drop" else max(counts)
+
+    def close(self) -> None:
+        """See `TrainData.close`."""
+        self._batches.close()
+
+    def end_epoch(self) -> None:
+        """The next epoch comes next, from its beginning."""
+        self._epoch, self._position, self._running, self._finished = self._epoch + 1, 0, False, False
 
     def state_dict(self) -> dict[str, Any]:
         """Where the data stands after the last window that was handed out, as plain data, the same on all ranks.

@@ -93,6 +93,14 @@ class TrainData:
         """
         return self._source.epoch(epoch)
 
+    def end_epoch(self) -> None:
+        """Leave the rest of the running epoch out: the position is the beginning of the next one."""
+        self._source.end_epoch()
+
+    def close(self) -> None:
+        """End the loader's workers, where they live on from epoch to epoch."""
+        self._source.close()
+
     def state_dict(self) -> dict[str, Any]:
         """The position, as plain data, the same on all ranks. All ranks call it (see `Stream.state_dict`)."""
         return self._source.state_dict()

@@ -144,7 +144,7 @@ def test_sanity_validation_leaves_no_trace():
 
     trace, trainer = fit(1, val=5, module=Asks(), num_sanity_val_steps=2)
     assert trace == ["v0", "v1", 0, "v0", "v1", "v2", "v3", "v4"]
-    assert seen[:3] == [(True, True, False), (True, True, False), {}]
+    assert seen[:3] == [(True, False, False), (True, False, False), {}]
     assert seen[3:] == [(False, True, False)] * 5
     assert trainer.callback_metrics == {"val": 2.0}
     assert fit(1, val=5, num_sanity_val_steps=-1)[0][:6] == ["v0", "v1", "v2", "v3", "v4", 0]

@@ -1,0 +1,56 @@
+"""A module out of a checkpoint: made with the hyperparameters that are stored there, holding its weights."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from ..errors import CheckpointError
+from . import directory
+
+if TYPE_CHECKING:
+    from ..module import Module
+
+M = TypeVar("M", bound="Module")
+
+
+def load_module(cls: type[M], path: str | Path, map_location: Any, strict: bool, overrides: Mapping[str, Any]) -> M:
+    """See `Module.load_from_checkpoint`."""
+    stored = directory.read_user(path)
+    parameters = inspect.signature(cls).parameters
+    takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    values = {name: _resolved(name, v) for name, v in stored["hparams"].items() if takes_all or name in parameters}
+    values.update(overrides)
+    needed = [
+        n for n, p in parameters.items() if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
+    ]
+    missing = [name for name in needed if name not in values]
+    if missing:
+        raise CheckpointError(
+            f"{cls.__name__} needs {missing}, and the checkpoint's hyperparameters are {sorted(stored['hparams'])}. "
+            f"Pass {missing[0]}=... here, or call self.save_hyperparameters() in __init__."
+        )
+    module = cls(**values)
+    module.configure_model()
+    module.on_load_checkpoint(stored["user"])
+    module.load_state_dict(directory.read_weights(path), strict=strict)
+    return module if map_location is None else module.to(map_location)
+
+
+def _resolved(name: str, value: Any) -> Any:
+    """A class or function that was stored by its import path."""
+    if not isinstance(value, Mapping) or set(value) != {"import_path"}:
+        return value
+    where, _, path = str(value["import_path"]).partition(":")
+    try:
+        found: Any = importlib.import_module(where)
+        for part in path.split("."):
+            found = getattr(found, part)
+    except (ImportError, AttributeError) as error:
+        raise CheckpointError(
+            f"the hyperparameter {name!r} is {where}:{path}, which cannot be imported here: {error}. Pass {name}=... "
+        ) from error
+    return found

@@ -1,0 +1,40 @@
+"""How a batch gets to the device: the user's hooks on the way, and the device's own way of moving."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from ..engine import Engine
+
+Transfer = Callable[[Any, int], Any]  # (batch, number of its loader) -> batch
+
+
+def to_device(batch: Any, device: torch.device) -> Any:
+    """A batch with every tensor in its lists, tuples, dicts and dataclasses moved to the device."""
+    from lightning_utilities.core.apply_func import apply_to_collection
+
+    return apply_to_collection(batch, Tensor, lambda tensor: tensor.to(device, non_blocking=True))
+
+
+def transfer(engine: Engine, own: Callable[[str], Callable[..., Any] | None]) -> Transfer | None:
+    """What is done to each batch; None where it stays where it is and nobody overrides a hook.
+
+    ``own(name)`` is the data module's override of a hook, else the module's, else None.
+    """
+    before, after = own("on_before_batch_transfer"), own("on_after_batch_transfer")
+    move = own("transfer_batch_to_device")
+    if before is after is move is None:
+        return (lambda batch, loader: engine.move(batch)) if engine.moves else None
+
+    def run(batch: Any, loader: int) -> Any:
+        if before is not None:
+            batch = before(batch, loader)
+        batch = engine.move(batch) if move is None else move(batch, engine.device, loader)
+        return batch if after is None else after(batch, loader)
+
+    return run

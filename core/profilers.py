@@ -198,7 +198,7 @@ class PyTorchProfiler(Profiler):
         sort_by_key: the column that it is sorted by; by default the device's or the CPU's total time.
         schedule: what `torch.profiler.schedule` returns; None records one cycle: the first update not, the second to
             warm up, and three.
-        options: more for `torch.profiler.profile`: ``activities``, ``record_shapes``, ``profile_memory``, ``with_stack``.
+        options: more for `torch.profiler.profile`, such as ``activities``, ``profile_memory``, ``with_stack``.
     """
 
     def __init__(

@@ -8,10 +8,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
+from ..errors import ConfigurationError
 from .logger import Logger
+from .places import claim_version, version_dir, write_hparams
 
 METRICS = "metrics.csv"
-HPARAMS = "hparams.yaml"
 
 
 class CSVLogger(Logger):
@@ -23,11 +24,26 @@ class CSVLogger(Logger):
         version: Which run this is: a number, or the name of a directory. None takes the first number above those that
             exist, so that no run, a resumed one included, writes into another's directory. A version that is given is
             continued where it exists, never overwritten.
+        prefix: put before the name of each metric, with a hyphen between.
+        flush_logs_every_n_steps: for Lightning's sake. Rows are visible to others at once, which one of 100 updates
+            needs no longer for, so any positive number will do.
     """
 
-    def __init__(self, save_dir: str | os.PathLike[str], name: str = "", version: int | str | None = None) -> None:
+    def __init__(
+        self,
+        save_dir: str | os.PathLike[str],
+        name: str | None = "",
+        version: int | str | None = None,
+        prefix: str = "",
+        flush_logs_every_n_steps: int = 100,
+    ) -> None:
+        if flush_logs_every_n_steps < 1:
+            raise ConfigurationError(
+                f"CSVLogger(flush_logs_every_n_steps={flush_logs_every_n_steps!r}): expected a positive number."
+            )
         self.save_dir = os.fspath(save_dir)
-        self._name = name
+        self.prefix, self.flush_logs_every_n_steps = prefix, flush_logs_every_n_steps
+        self._name = name or ""
         self._version = version
         self._columns: list[str] = []
         self._file: TextIO | None = None
@@ -43,17 +59,22 @@ class CSVLogger(Logger):
     def version(self) -> int | str:
         """The version; where none was given, the next free one is claimed by creating its directory."""
         if self._version is None:
-            self._version = _claim_version(Path(self.save_dir, self._name))
+            self._version = claim_version(Path(self.root_dir))
         return self._version
 
     @property
     def log_dir(self) -> str:
-        version = self.version
-        return str(Path(self.save_dir, self._name, version if isinstance(version, str) else f"version_{version}"))
+        return str(version_dir(Path(self.root_dir), self.version))
+
+    @property
+    def root_dir(self) -> str:
+        """The directory of all versions."""
+        return str(Path(self.save_dir, self._name))
 
     def log_metrics(self, metrics: Mapping[str, float], step: int) -> None:
         """Append one row. Columns are ``epoch``, ``step`` and then the metrics in the order of first appearance."""
-        row: dict[str, Any] = {**{k: float(v) for k, v in metrics.items() if k != "epoch"}, "step": step}
+        named = {self.prefixed(name): float(value) for name, value in metrics.items() if name != "epoch"}
+        row: dict[str, Any] = {**named, "step": step}
         if "epoch" in metrics:
             row["epoch"] = int(metrics["epoch"])
         if self._file is None:
@@ -66,12 +87,7 @@ class CSVLogger(Logger):
 
     def log_hyperparams(self, params: Mapping[str, Any]) -> None:
         """Write ``hparams.yaml``; keys of an earlier call are kept. Values unknown to YAML are written as repr."""
-        import yaml  # type: ignore[import-untyped]
-
-        path = self._directory() / HPARAMS
-        known = (yaml.safe_load(path.read_text()) or {}) if path.exists() else {}
-        text = yaml.safe_dump({**known, **_plain(dict(params))}, sort_keys=False, allow_unicode=True)
-        _replace(path, text)
+        write_hparams(Path(self.log_dir), params)
 
     def save(self) -> None:
         if self._file is not None:
@@ -121,31 +137,3 @@ class CSVLogger(Logger):
             writer.writerows([*row, *[""] * (len(self._columns) - len(row))] for row in rows)
         temporary.replace(path)
         self._file = path.open("a", buffering=1, newline="")
-
-
-def _claim_version(root: Path) -> int:
-    """Create and return the first free ``version_N``. Creating decides, so two runs that start together differ."""
-    root.mkdir(parents=True, exist_ok=True)
-    taken = [path.name.removeprefix("version_") for path in root.glob("version_*")]
-    version = max((int(number) for number in taken if number.isdecimal()), default=-1) + 1
-    while True:
-        try:
-            (root / f"version_{version}").mkdir()
-        except FileExistsError:
-            version += 1
-        else:
-            return version
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
-    return value if isinstance(value, (str, int, float, bool, type(None))) else repr(value)
-
-
-def _replace(path: Path, text: str) -> None:
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.write_text(text)
-    temporary.replace(path)

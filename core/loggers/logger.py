@@ -17,6 +17,8 @@ class Logger(ABC):
     """
 
     interface: ClassVar[int] = 1
+    rank: int = 0  # of this process; set when a run begins
+    prefix: str = ""  # before the names of metrics
 
     @property
     def name(self) -> str:
@@ -33,12 +35,28 @@ class Logger(ABC):
         """The directory of this run's files, or None for a logger that writes none. Asking may create it."""
         return None
 
+    @property
+    def experiment(self) -> Any:
+        """The object behind, for what only it can do (images, text); on other ranks than 0 one that ignores all calls.
+
+        Asking may open it.
+        """
+        return self if self.rank == 0 else NOTHING
+
+    def prefixed(self, name: str) -> str:
+        """The name of a metric behind `prefix`."""
+        return f"{self.prefix}-{name}" if self.prefix else name
+
     @abstractmethod
     def log_metrics(self, metrics: Mapping[str, float], step: int) -> None:
         """Record metrics. ``step`` counts applied updates (`Progress.update`); the key ``epoch`` is the epoch."""
 
     def log_hyperparams(self, params: Mapping[str, Any]) -> None:
         """Record hyperparameters; called once before training, values may be anything."""
+        return
+
+    def log_graph(self, module: Any, input_array: Any = None) -> None:
+        """Record the module's graph, where the logger can and was asked to; called once before training."""
         return
 
     def save(self) -> None:
@@ -48,3 +66,23 @@ class Logger(ABC):
     def finalize(self, status: str) -> None:
         """The run has ended, with ``status`` ``"success"``, ``"failed"`` or ``"interrupted"``. Close what is open."""
         self.save()
+
+
+class Nothing:
+    """Takes any call of any method, and does nothing: an experiment on a rank that doesn't write it."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return self
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self
+
+    def __getitem__(self, key: Any) -> Any:
+        return self
+
+    def __setitem__(self, key: Any, value: Any) -> None: ...
+
+
+NOTHING = Nothing()

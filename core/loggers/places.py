@@ -1,0 +1,51 @@
+"""Where a logger's files are: ``save_dir/name/version_N``, and which N is free."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+HPARAMS = "hparams.yaml"
+
+
+def claim_version(root: Path) -> int:
+    """Create and return the first free ``version_N``. Creating decides, so two runs that start together differ."""
+    root.mkdir(parents=True, exist_ok=True)
+    taken = [path.name.removeprefix("version_") for path in root.glob("version_*")]
+    version = max((int(number) for number in taken if number.isdecimal()), default=-1) + 1
+    while True:
+        try:
+            (root / f"version_{version}").mkdir()
+        except FileExistsError:
+            version += 1
+        else:
+            return version
+
+
+def version_dir(root: Path, version: int | str) -> Path:
+    """The directory of a version: a number, or a name of its own."""
+    return root / (version if isinstance(version, str) else f"version_{version}")
+
+
+def write_hparams(directory: Path, params: Mapping[str, Any]) -> None:
+    """Write ``hparams.yaml``; keys of an earlier call are kept. Values unknown to YAML are written as repr."""
+    import yaml  # type: ignore[import-untyped]
+
+    directory.mkdir(parents=True, exist_ok=True)
+    path = directory / HPARAMS
+    known = (yaml.safe_load(path.read_text()) or {}) if path.exists() else {}
+    text = yaml.safe_dump({**known, **plain(dict(params))}, sort_keys=False, allow_unicode=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary.write_text(text)
+    temporary.replace(path)
+
+
+def plain(value: Any) -> Any:
+    """The value in types that YAML knows."""
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(item) for item in value]
+    return value if isinstance(value, (str, int, float, bool, type(None))) else repr(value)

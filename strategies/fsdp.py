@@ -18,7 +18,7 @@ from trivet import gradients, materialize
 from trivet.errors import ConfigurationError, TrivetError
 from trivet.layout import sharded
 from trivet.plugins import Context, MicroBatch, StepResult, Strategy
-from trivet.strategies import units
+from trivet.strategies import sharded_step, units
 from trivet.torch_compat import remove_fully_shard
 
 PLACEMENTS = ("rows", "even")
@@ -195,8 +195,7 @@ class FSDP(Strategy):
                 self._hooks.append(unit.register_forward_hook(lambda unit, args, output: self._ran.add(unit)))
         self._sharded.sort(key=lambda module: order.get(module, -1))  # type: ignore[call-overload]
         if self.prefetch:
-            wanted = {id(unit) for unit in chosen}
-            self._prefetch([module for module in self._sharded if id(module) in wanted])
+            units.prefetch_([unit for unit in self._sharded if id(unit) in map(id, chosen)], self.prefetch)
 
     def _options(self) -> dict[str, Any]:
         """What `fully_shard` is told of every unit."""
@@ -230,11 +229,6 @@ class FSDP(Strategy):
             forward = partial(checkpoint, forward, use_reentrant=False)
         unit.forward = forward
         self._changed.append(unit)
-
-    def _prefetch(self, chosen: Sequence[FSDPModule]) -> None:
-        for place, module in enumerate(chosen):
-            module.set_modules_to_forward_prefetch(list(chosen[place + 1 : place + 1 + self.prefetch]))
-            module.set_modules_to_backward_prefetch(list(chosen[max(0, place - self.prefetch) : place][::-1]))
 
     def _broadcast(self, tensors: Iterable[Tensor]) -> None:
         for tensor in tensors:
@@ -287,10 +281,15 @@ class FSDP(Strategy):
                 "after the layers have run (for instance when the loss is not finite), or use --strategy ddp."
             )
 
+    def wrap_optimizer(self, root: nn.Module, optimizer: Optimizer) -> None:
+        if self._sharded:
+            sharded_step.adapt(optimizer)
+
     def optimizer_step(self, root: nn.Module, optimizers: Sequence[Optimizer], **options: Any) -> StepResult:
         if self._replicated and not self.context.late:
             self.reduce_(gradients.parameters(optimizers))
-        result = super().optimizer_step(root, optimizers, **options)
+        with sharded_step.refusals(optimizers):
+            result = super().optimizer_step(root, optimizers, **options)
         if self.context.manual:
             self._reshard()  # a forward whose backward never came keeps parameters whole, which are old now
         return result

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import Shard
 from trivet.errors import ConfigurationError
 from trivet.layout import sharded
@@ -129,6 +130,13 @@ def callable_roots(module: nn.Module) -> tuple[list[nn.Module], set[nn.Parameter
         apart |= seen & mine
         seen |= mine
     return [root for root in roots if set(root.parameters()) - apart], apart
+
+
+def prefetch_(units: Sequence[FSDPModule], count: int) -> None:
+    """Let each unit gather so many of the units that come after it, in forward and in backward."""
+    for place, module in enumerate(units):
+        module.set_modules_to_forward_prefetch(list(units[place + 1 : place + 1 + count]))
+        module.set_modules_to_backward_prefetch(list(units[max(0, place - count) : place][::-1]))
 
 
 def even(param: nn.Parameter, ranks: int) -> Shard:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 import trivet
 from torch import Tensor, nn
+from torch.distributed.tensor import Shard
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 from trivet.errors import ConfigurationError, RankFailed
 from trivet.layout import sharded, whole
@@ -79,6 +80,32 @@ class Plain(Net):
     blocks = None  # type: ignore[assignment]
 
 
+class WideBlock(Block):
+    """Weights of 5 x 4 and 4 x 5: two ranks can share one dimension of each evenly."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.middle = nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 5))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.down(self.middle(torch.tanh(self.up(x))))
+
+
+class Wide(Net):
+    """`Net` with wider blocks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(5)
+        self.layers = nn.ModuleList([WideBlock(), WideBlock()])
+        self.layers[1].up.requires_grad_(False)
+
+
+def other_dimension(param: nn.Parameter) -> Shard | None:
+    """A placement of one's own: matrices by columns, where two ranks can."""
+    return Shard(1) if param.dim() == 2 and param.shape[1] % 2 == 0 else None
+
+
 @dataclass
 class Outcome:
     """What one rank saw."""
@@ -91,6 +118,11 @@ class Outcome:
     updates: int = 0
     skipped: int = 0
     placements: set[str] = field(default_factory=set)
+    cut: dict[str, tuple[int, ...]] = field(default_factory=dict)  # the dimensions that are sharded
+
+
+def dims(tensor: Any) -> tuple[int, ...]:
+    return tuple(place.dim for place in tensor.placements if place.is_shard())
 
 
 class Look(trivet.Callback):
@@ -111,6 +143,7 @@ class Look(trivet.Callback):
         shards = {n: sharded(p) for n, p in params.items()}
         one.held = {n: params[n].numel() if s is None else s.to_local().numel() for n, s in shards.items()}
         one.placements = {str(tuple(s.placements)) for s in shards.values() if s is not None}
+        one.cut = {n: dims(s) for n, s in shards.items() if s is not None}
         one.laid_out = trainer.strategy.laid_out
         one.updates, one.skipped = trainer.progress.update, trainer.progress.skipped
 
@@ -135,7 +168,7 @@ def fit(
     runner = trainer(strategy, world_size, callbacks=callbacks, **(options or {}))
     runner.fit(module, DataLoader(data(), 2), ckpt_path=resume)
     look.outcome.norms = module.norms
-    assert type(module.layers[0]) is Block
+    assert type(module.layers[0]) in (Block, WideBlock)
     for name, tensor in module.state_dict().items():
         assert sharded(tensor) is None
         assert torch.equal(tensor, look.outcome.weights[name]), name

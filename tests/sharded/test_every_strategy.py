@@ -9,11 +9,14 @@ import dtypes
 import pytest
 import torch
 import trivet
-from ranks import run
+import zero_runs
+from ranks import outcomes, run
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 from torch.utils.data import DataLoader, TensorDataset
 from trivet.layout import sharded, whole
+from trivet.strategies.elementwise import ELEMENTWISE
+from trivet.strategies.fsdp import FSDP
 
 STRATEGIES = ["ddp", "zero1", "zero2", "zero3", "fsdp"]
 QUIET: dict[str, Any] = {
@@ -172,6 +175,73 @@ def test_an_average_reads_whole_parameters_and_is_written_back(strategy: str) ->
         assert_same(found[0], mean)
         assert_same(found[1], weights)
         assert found[2] == pytest.approx(loss, rel=1e-6)
+
+
+# ---------------------------------------------------------------------------------------------------------- optimizers
+
+
+class Grouped(Uneven):
+    """With one of torch's optimizers, two groups and a scalar."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.name, self.scale = name, nn.Parameter(torch.tensor(0.7))
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        return super().training_step(batch, batch_idx) * self.scale
+
+    def configure_optimizers(self) -> Any:
+        params = list(self.parameters())
+        return zero_runs.make(self.name, [{"params": params[:2], "lr": 0.03}, {"params": params[2:]}])
+
+
+class Matrices(Uneven):
+    """Without biases, for an optimizer that wants matrices."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.name = name
+        self.layers = nn.Sequential(nn.Linear(3, 5, bias=False), nn.Tanh(), nn.Linear(5, 3, bias=False))
+
+    def configure_optimizers(self) -> Any:
+        return getattr(torch.optim, self.name)(self.parameters(), lr=0.01)
+
+
+def optimize(strategy: Any, kind: type[trivet.Module], names: list[str]) -> list[dict[str, Tensor]]:
+    """Task: the weights after twelve updates with each optimizer."""
+    found = []
+    for name in names:
+        torch.manual_seed(4)
+        net = kind(name)
+        trainer = trivet.Trainer(strategy=strategy, devices=2, max_epochs=3, **QUIET)
+        trainer.fit(net, DataLoader(data(16, 3, 3), 2))
+        found.append(dict(net.state_dict()))
+    return found
+
+
+@pytest.mark.parametrize("strategy", ["zero2", "zero3", FSDP(cpu_offload=True)], ids=["zero2", "zero3", "offloaded"])
+def test_the_elementwise_optimizers_train_as_under_ddp(strategy: Any) -> None:
+    """`test_zero` has them under zero1, in a harder case."""
+    names = [optimizer.__name__ for optimizer in ELEMENTWISE]
+    expected = run(2, optimize, "ddp", Grouped, names)[0]
+    for rank in run(2, optimize, strategy, Grouped, names):
+        for name, weights, reference in zip(names, rank, expected, strict=True):
+            named = ({f"{name}: {key}": value for key, value in side.items()} for side in (weights, reference))
+            assert_same(*named)
+
+
+def test_an_optimizer_that_looks_at_whole_matrices_may_train_under_fsdp() -> None:
+    """Muon's arithmetic is in bfloat16, so that it is near and not the same."""
+    (expected,), _ = run(2, optimize, "ddp", Matrices, ["Muon"])
+    for (weights,) in run(2, optimize, "fsdp", Matrices, ["Muon"]):
+        assert_same(weights, expected, 3e-3)
+
+
+def test_what_dtensor_cannot_do_is_refused_by_name() -> None:
+    found = outcomes(optimize, "fsdp", Matrices, ["Adafactor"])
+    text = " ".join(map(str, found))
+    assert "Adafactor does with sharded parameters what torch's DTensor cannot do" in text
+    assert "--strategy ddp" in text
 
 
 # ------------------------------------------------------------------------------------------------------------- Runtime

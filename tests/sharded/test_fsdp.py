@@ -95,6 +95,23 @@ def test_even_placement_cuts_the_dimension_that_divides(pools: Pools) -> None:
     assert found[0].placements == {"(Replicate(), Shard(dim=0))"}  # no dimension of 3 or 5 divides by 2 but never's
 
 
+@pytest.mark.parametrize("option", [{"shard_placement": "even"}, {"shard_placement_fn": runs.other_dimension}])
+def test_uneven_rows_may_be_cut_along_another_dimension(option: dict[str, Any], pools: Pools, tmp_path: Path) -> None:
+    """And train alike, clip alike, and are read by one process."""
+    strategy, twice = FSDP(**option), {**CLIP, "accumulate_grad_batches": 2}
+    found = pools[2].run(runs.fit, strategy, 2, None, CLIP, runs.Wide, tmp_path / "saved")
+    for one in found:
+        assert one.cut["layers.0.middle.0.weight"] == one.cut["layers.0.up.weight"] == (0,)  # of 4 x 5, and of 5 x 3
+        assert one.cut["layers.0.middle.2.weight"] == (1,)  # of 5 x 4
+        assert one.held["layers.0.middle.2.weight"] == 10
+    assert_trains_alike(found, runs.fit("single", 1, None, twice, runs.Wide))
+    more = {**CLIP, "max_epochs": 3}
+    expected = runs.fit("single", 1, None, {**twice, "max_epochs": 3}, runs.Wide)
+    for one in pools[2].run(runs.fit, strategy, 2, None, more, runs.Wide, None, tmp_path / "saved"):
+        assert_same(one.weights, expected.weights)
+        assert_same(one.moments, expected.moments)
+
+
 def test_units_are_printed_and_may_follow_from_size_or_class(pools: Pools) -> None:
     by_size = pools[2].run(runs.fit, FSDP(unit_size_mb=0), 2, None, None, runs.Plain)[0].laid_out
     assert "6 sharding units by unit_size_mb=0" in by_size
@@ -181,9 +198,10 @@ def test_a_module_can_be_used_again_after_a_run_in_this_process(pools: Pools) ->
 
 
 @pytest.mark.slow
-def test_the_caller_gets_trained_weights_from_processes_that_fit_starts() -> None:
+def test_the_caller_gets_trained_weights_from_processes_that_fit_starts(capfd: pytest.CaptureFixture[str]) -> None:
     module = runs.Net()
-    runs.trainer("fsdp", 2).fit(module, DataLoader(runs.data(), 2))
+    runs.trainer("fsdp", 2, enable_progress_bar=True).fit(module, DataLoader(runs.data(), 2))
+    assert "fsdp: 2 sharding units by Net.blocks(): layers.0, layers.1" in capfd.readouterr().err
     assert_same(module.state_dict(), runs.fit("single", 1, None, {"accumulate_grad_batches": 2}).weights)
 
 

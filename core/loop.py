@@ -159,7 +159,7 @@ def update(run: Run, window: Window) -> None:
             run.zero_grad(optimizer)
 
     scale = None if scaler is None else scaler.scale
-    engine.strategy.forward_backward(root, batches, scale)
+    run.forward_backward(root, batches, scale)
 
     if not automatic:
         result = manual_result(run)

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from .errors import ConfigurationError
 
@@ -35,6 +35,8 @@ class Profiler:
         dirpath: where files go; the Trainer's ``log_dir`` by default.
         filename: write what `describe` would print to ``<stage>-<filename>-<rank>.txt``, on every rank.
     """
+
+    measures: ClassVar[bool] = True
 
     def __init__(self, dirpath: str | Path | None = None, filename: str | None = None) -> None:
         self.dirpath, self.filename = None if dirpath is None else Path(dirpath), filename
@@ -85,6 +87,8 @@ class Profiler:
 
 class PassThroughProfiler(Profiler):
     """Measures nothing: what ``trainer.profiler`` is where none was asked for, so that ``profile`` can be called."""
+
+    measures: ClassVar[bool] = False
 
     @contextmanager
     def profile(self, action: str) -> Iterator[None]:

@@ -110,6 +110,7 @@ class Run:
             self.zero_grad = lambda optimizer: module.optimizer_zero_grad(at.epoch, at.batch, optimizer)
         elif overrides(strategy, Strategy, "zero_grad"):
             self.zero_grad = strategy.zero_grad
+        self.forward_backward: Callable[..., None] = strategy.forward_backward
         self.optimizer_step: Callable[..., StepResult] = strategy.optimizer_step
         self.clip = self.engine.clip
         if self.hooks.on_before_optimizer_step:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from . import capture, evaluation, loaders, loop, predictions
+from . import capture, evaluation, loaders, loop, predictions, profilers
 from .callbacks.callback import Callback
 from .capabilities import Resolved, recheck
 from .checkpoint import directory
@@ -130,6 +130,11 @@ def run(trainer: Trainer, job: Job, resolved: Resolved, world: World, out_dir: P
     if job.datamodule is not None:
         check_names(job.datamodule, DataModule)
     hooks = Hooks(trainer, module, trainer.callbacks)
+    profiler = trainer.profiler if trainer.profiler.measures else None
+    if profiler is not None:
+        profilers.attach_hooks(profiler, hooks)
+    for logger in trainer.loggers:
+        logger.rank = world.rank
     group: Group | None = None
     failed = True
     with ExitStack() as leaving:  # runs all that it was given, last first, also when one of them raises
@@ -142,18 +147,25 @@ def run(trainer: Trainer, job: Job, resolved: Resolved, world: World, out_dir: P
         leaving.callback(lambda: teardown(job, hooks))
         try:
             group = Group.open(world, plan.backend if world.world_size > 1 else None, device)
+            if profiler is not None:
+                leaving.callback(profiler.teardown)
+                leaving.callback(profiler.describe)
+                where = group.exchange("profiler", str(trainer.log_dir) if world.rank == 0 else "")[0]
+                profiler.setup(job.stage, world.rank, where)
             with Stop(world) as stop, determinism(trainer):
                 prepare(job, hooks, group)
                 running = join(trainer, job, resolved, world, group, stop, hooks, device)
                 leaving.callback(release, running)
                 leaving.callback(running.close_data)
+                if profiler is not None:
+                    profilers.attach(profiler, running)
                 trainer.attach(running)
                 if job.ckpt_path is not None:
                     restore(running, job)
                 if job.stage == "fit":
                     if trainer.enable_checkpointing:
                         capture.check(running)
-                    start_logging(trainer, module)
+                    start_logging(running)
                     loop.fit(running)
                 else:
                     evaluation.evaluate(running, loaders.KINDS[job.stage])
@@ -335,10 +347,12 @@ def teardown(job: Job, hooks: Hooks) -> None:
     call(hooks.teardown, job.stage)
 
 
-def start_logging(trainer: Trainer, module: Module) -> None:
-    if trainer.is_global_zero:
-        for logger in trainer.loggers:
-            logger.log_hyperparams(capture.plain_hparams(module.hparams.__dict__))
+def start_logging(run: Run) -> None:
+    if run.world.rank == 0:
+        for logger in run.trainer.loggers:
+            logger.log_hyperparams(capture.plain_hparams(run.module.hparams.__dict__))
+            if not run.engine.strategy.joint_forward:  # the graph is found by calling the module, here alone
+                logger.log_graph(run.module)
 
 
 def finish_logging(trainer: Trainer, status: str) -> None:

@@ -22,6 +22,7 @@ from .launch.launcher import Launcher
 from .launch.world import World
 from .module import Module
 from .plugins import Accelerator, Precision, Strategy
+from .profilers import PassThroughProfiler, Profiler, make
 from .state import Progress
 from .view import View
 
@@ -73,6 +74,7 @@ class Trainer(View):
         benchmark: let cuDNN choose algorithms by trying.
         inference_mode: validate, test and predict under ``torch.inference_mode``; ``torch.no_grad`` where it is False,
             within a fit, and under sharded strategies, which could not train after it.
+        profiler: ``"simple"``, ``"advanced"``, ``"pytorch"``, or a `trivet.profilers.Profiler`.
         enable_checkpointing: add a `Checkpoint` callback where none is given.
         enable_progress_bar: show a bar on a terminal, quiet lines elsewhere, and first what was planned.
         default_root_dir: where runs are written; ``trivet_runs`` in the current directory by default.
@@ -113,6 +115,7 @@ class Trainer(View):
         deterministic: bool = False,
         benchmark: bool | None = None,
         inference_mode: bool = True,
+        profiler: str | Profiler | None = None,
         enable_checkpointing: bool = True,
         enable_progress_bar: bool = True,
         default_root_dir: str | Path | None = None,
@@ -145,6 +148,7 @@ class Trainer(View):
         self.deterministic, self.benchmark, self.inference_mode = deterministic, benchmark, inference_mode
         self.default_root_dir = Path(default_root_dir or "trivet_runs")
         self.return_weights = return_weights
+        self.profiler: Profiler = make(profiler) or PassThroughProfiler()
         self._request: dict[str, Any] = {
             "accelerator": accelerator,
             "strategy": strategy,

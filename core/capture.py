@@ -93,6 +93,7 @@ def restore(run: Run, state: TrainState, path: str | Path) -> None:
     restored = Progress.from_dict(state.progress)
     for name in state.progress:
         setattr(run.progress, name, getattr(restored, name))
+    run.logged_at = run.progress.update
     if trainer.datamodule is not None:
         trainer.datamodule.load_state_dict(state.datamodule)
     load_callbacks(trainer.callbacks, state.callbacks)

@@ -56,15 +56,17 @@ def evaluate(run: Run, kind: str, *, limit: int | None = None) -> dict[str, floa
                     take_part(run, kind, root, batch, index, samples, several)
         metrics.suffix, metrics.defaults = "", EPOCH if kind != "predict" else None
         call(getattr(hooks, f"on_{kind}_epoch_end"))
-        row = metrics.epoch_row()
+        row, rows = metrics.epoch_row(), metrics.batch_rows()
         if limit is None:
-            log_row(run, row)
+            for each in (*rows, row):
+                log_row(run, each)
             if kind == "validation":
                 run.progress.validated = run.progress.batch
                 trainer.validation_due = False
+        metrics.defaults = None
         call(getattr(hooks, f"on_{kind}_end"))
         if limit is not None:
-            metrics.values.clear()
+            metrics.clear()
     run.metrics, trainer.stage, run.loader = run.train_metrics, before, None
     return row
 

@@ -24,6 +24,7 @@ from .metrics import EPOCH, STEP
 from .plugins import MicroBatch, StepResult
 from .rows import log_row
 from .run import EPOCH_START, Run
+from .untouched import untouched
 
 if TYPE_CHECKING:
     from .data.train import Window
@@ -43,7 +44,7 @@ def fit(run: Run) -> None:
         evaluate(run, "validation", limit=run.limits.sanity_batches)
         call(hooks.on_sanity_check_end)
     module.train()
-    run.metrics = run.train_metrics
+    run.metrics, run.train_metrics.defaults = run.train_metrics, EPOCH
     first.watch()
     run.first = first
     call(hooks.on_train_start)
@@ -52,6 +53,7 @@ def fit(run: Run) -> None:
         train_epoch(run)
         run.progress.seconds = before + time.monotonic() - started
     run.train_metrics.epoch_row(reset=False)  # what an unfinished epoch has so far
+    run.train_metrics.defaults = None
     call(hooks.on_train_end)
     call(hooks.on_fit_end)
     run.engine.strategy.finish(run.engine.root)  # last, since a checkpoint of ``on_train_end`` is one to go on from
@@ -199,7 +201,11 @@ def micro_batches(run: Run, batches: list[MicroBatch]) -> Iterator[MicroBatch]:
         metrics.muted = borrowed = micro.samples == 0  # a batch without weight, so that this rank can take part
         if hooks.on_train_batch_start and not borrowed and cut(run, micro, first=micro is batches[0]):
             return
-        yield micro
+        if borrowed:
+            with untouched(run.module):
+                yield micro
+        else:
+            yield micro
         run.progress.batch += 1
         if not micro.last and not borrowed:
             call(hooks.on_train_batch_end, micro.output, micro.batch, micro.index)
@@ -231,7 +237,8 @@ def boundary(run: Run) -> None:
     run.micro = None
     run.train_metrics.muted = False
     trainer.at_boundary = True
-    if progress.update % run.limits.log_every == 0:
+    if progress.update % run.limits.log_every == 0 and progress.update != run.logged_at:
+        run.logged_at = progress.update  # a skipped update comes here again with the same number
         log_row(run, run.train_metrics.step_row())
     due = bool(run.data["validation"]) and validation_due(run)
     trainer.validation_due = due or (run.ends_epoch and _validates_at_end(run))

@@ -2,301 +2,368 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
+import sys
+from collections.abc import Iterable
+from numbers import Number
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from .errors import ConfigurationError, TrivetError
+from . import metric_state
+from .errors import ConfigurationError
+from .metric_objects import Collection, MetricObject, MetricObjects, ObjectSlot
+from .packed import Packed, combine
+from .slot import FOLD_EVERY, SUFFIX, Slot, absent, read, reduction, stack
 
 if TYPE_CHECKING:
     from .launch.group import Group
 
-REDUCTIONS = ("mean", "sum", "min", "max")
-FOLD_EVERY = 128  # pending values of one metric, so that memory does not grow with the run
-
-# where a call comes from -> the defaults (on_step, on_epoch); None: not allowed there
-STEP, EVALUATION, EPOCH = (True, False), (False, True), (False, True)
+RESERVED = ("step", "epoch")  # columns of every row
 
 
-class Slot:
-    """One metric of one stage."""
+class Where:
+    """Where a call of `log` comes from: what ``on_step`` and ``on_epoch`` mean there by default."""
 
-    __slots__ = (
-        "batch_size", "fx", "last", "logger", "name", "on_epoch", "on_step", "pending", "prog_bar", "sync", "total",
-        "touched", "weight", "weights",
-    )  # fmt: skip
+    __slots__ = ("name", "on_epoch", "on_step")
 
-    def __init__(self, name: str, prog_bar: bool, logger: bool, on_step: bool, on_epoch: bool, fx: str, sync: bool):
-        self.name, self.prog_bar, self.logger = name, prog_bar, logger
-        self.on_step, self.on_epoch, self.fx, self.sync = on_step, on_epoch, fx, sync
-        self.last: Any = None
-        self.touched = False  # whether a step's value waits to be written
-        self.clear()
-
-    def clear(self) -> None:
-        self.pending: list[Any] = []
-        self.weights: list[float] = []
-        self.total: Tensor | None = None  # float64: weighted sum, or the extreme
-        self.weight = 0.0
-
-    @property
-    def step_name(self) -> str:
-        return f"{self.name}_step" if self.on_epoch else self.name
-
-    @property
-    def epoch_name(self) -> str:
-        return f"{self.name}_epoch" if self.on_step else self.name
-
-    def fold(self) -> None:
-        """Join the pending values to the accumulator, one after the other, so that the moment makes no difference."""
-        if not self.pending:
-            return
-        values = stack(self.pending)
-        if self.total is not None:
-            self.total = self.total.to(values)
-        if self.fx in ("min", "max"):
-            if self.total is not None:
-                values = torch.cat([self.total.reshape(1), values])
-            self.total = values.amin() if self.fx == "min" else values.amax()
-        else:
-            weights = self.weights if self.fx == "mean" else [1.0] * len(self.weights)
-            parts = values * torch.tensor(weights, dtype=values.dtype, device=values.device)
-            start = self.total if self.total is not None else parts.new_zeros(())
-            self.total = torch.cat([start.reshape(1), parts]).cumsum(0)[-1]  # cumsum is sequential
-        self.weight += sum(self.weights)
-        self.pending, self.weights = [], []
-
-    def join(self, other: Slot) -> None:
-        """Add what another rank accumulated."""
-        self.fold()
-        other.fold()
-        if self.total is None or other.total is None:
-            self.total = self.total if other.total is None else other.total
-        elif self.fx in ("min", "max"):
-            self.total = (torch.minimum if self.fx == "min" else torch.maximum)(self.total, other.total)
-        else:
-            self.total = self.total + other.total
-        self.weight += other.weight
+    def __init__(self, name: str, on_step: bool, on_epoch: bool) -> None:
+        self.name, self.on_step, self.on_epoch = name, on_step, on_epoch
 
 
-def stack(values: list[Any]) -> Tensor:
-    """Numbers and 0-dim tensors as one float64 tensor (float32 where the device has no float64)."""
-    device = next((v.device for v in values if isinstance(v, Tensor)), torch.device("cpu"))
-    dtype = torch.float32 if device.type == "mps" else torch.float64
-    if not any(isinstance(v, Tensor) for v in values):
-        return torch.tensor(values, dtype=dtype)
-    return torch.stack([torch.as_tensor(v, dtype=dtype, device=device).reshape(()) for v in values])
+STEP, EVALUATION, EPOCH = Where("step", True, False), Where("evaluation", False, True), Where("epoch", False, True)
+PLACES = {where.name: where for where in (STEP, EVALUATION, EPOCH)}
 
 
 class Metrics:
-    """The records of one stage (training or validation).
+    """The records of one stage (training, validation, test).
 
-    The loop sets ``defaults`` (what ``on_step`` and ``on_epoch`` mean where the user's code now runs, None where
-    logging is not allowed), ``weight`` (samples in the current batch) and ``suffix`` (for several loaders).
+    The loop sets ``defaults`` (where the user's code now runs, None where logging is not allowed), ``weight`` (samples
+    in the current batch) and ``suffix`` (for several loaders).
     """
 
-    def __init__(self, stage: str, group: Group) -> None:
-        self.stage, self.group = stage, group
-        self.slots: dict[str, Slot] = {}
-        self.defaults: tuple[bool, bool] | None = None
+    def __init__(self, stage: str, group: Group, objects: MetricObjects | None = None) -> None:
+        self.stage, self.group, self.objects = stage, group, objects
+        self.slots: dict[Where | None, dict[str, Slot]] = {STEP: {}, EVALUATION: {}, EPOCH: {}, None: {}}
+        self.object_slots: dict[str, ObjectSlot] = {}
+        self.defaults: Where | None = None
         self.weight: float = 1.0
         self.suffix = ""
         self.muted = False
         self.values: dict[str, Any] = {}  # name -> last value as a number or tensor: what callback_metrics shows
-        self.checked = ""
+        self.packed = Packed(stage, group)
+
+    # ------------------------------------------------------------------------------------------------- to record
 
     def log(
         self, name: str, value: Any, prog_bar: bool, logger: bool, on_step: bool | None, on_epoch: bool | None,
-        reduce_fx: str, sync_dist: bool | None, batch_size: float | None,
+        reduce_fx: Any, sync_dist: bool | str | None, batch_size: float | None, add_dataloader_idx: bool,
+        rank_zero_only: bool, metric_attribute: str | None,
     ) -> None:  # fmt: skip
         """Record one scalar; see `Module.log`."""
-        if self.muted:
+        if self.muted or (rank_zero_only and self.group.world.rank):
             return
-        if self.suffix:
-            name = name + self.suffix
-        slot = self.slots.get(name)
-        if slot is None:
-            slot = self._new(name, prog_bar, logger, on_step, on_epoch, reduce_fx, sync_dist)
+        key = name + self.suffix if self.suffix and add_dataloader_idx else name
+        slot = self.slots[self.defaults].get(key)
+        options = (prog_bar, logger, on_step, on_epoch, reduce_fx, sync_dist, rank_zero_only)
         if isinstance(value, Tensor):
-            if value.ndim and value.numel() != 1:
-                raise ConfigurationError(
-                    f"log({name!r}) got a tensor of shape {tuple(value.shape)}; a metric is one number. Reduce it "
-                    "first, for instance with .mean()."
-                )
-            # a leaf may be a parameter or a buffer, which later updates overwrite
-            value = value.detach().clone() if value.is_leaf else value.detach()
+            if value.ndim:
+                value = _scalar(name, value)
+            # a copy: a later ``loss += ...`` or an update of a buffer writes into the same memory. On the CPU there is
+            # no device to wait for, and a number is a third of the price.
+            value = value.tolist() if value.is_cpu else value.detach().clone()
         elif not isinstance(value, (int, float)):
-            raise ConfigurationError(f"log({name!r}) got {value!r}; expected a number or a 0-dim tensor.")
+            if isinstance(value, Number):
+                value = float(value)  # type: ignore[arg-type]  # numpy's scalars
+            elif isinstance(value, MetricObject):
+                self._log_object(name, value, key[len(name) :], options, metric_attribute)
+                return
+            else:
+                raise ConfigurationError(
+                    f"log({name!r}) got {value!r}; expected a number, a 0-dim tensor, or an object with update, "
+                    "compute and reset."
+                )
+        if slot is None or slot.options != options:
+            slot = self._slot(slot, name, key, options)
         if slot.on_step:
             slot.last = value
             slot.touched = True
+            if slot.special:
+                slot.last_weight = self.weight if batch_size is None else batch_size
+                if slot.steps is not None:
+                    slot.steps.append(value)
         if slot.on_epoch:
             slot.pending.append(value)
-            slot.weights.append(self.weight if batch_size is None else batch_size)
+            slot.weights.append(
+                batch_size if batch_size is not None else 1.0 if self.defaults is EPOCH else self.weight
+            )
             if len(slot.pending) == FOLD_EVERY:
                 slot.fold()
 
-    def _new(
-        self, name: str, prog_bar: bool, logger: bool, on_step: bool | None, on_epoch: bool | None, fx: str,
-        sync: bool | None,
-    ) -> Slot:  # fmt: skip
-        if self.defaults is None:
-            raise ConfigurationError(f"log({name!r}) was called in a hook that belongs to no step and no epoch.")
-        if fx not in REDUCTIONS:
-            raise ConfigurationError(f"log({name!r}, reduce_fx={fx!r}): allowed are {', '.join(REDUCTIONS)}.")
-        step = self.defaults[0] if on_step is None else on_step
-        epoch = self.defaults[1] if on_epoch is None else on_epoch
-        if not step and not epoch:
-            raise ConfigurationError(f"log({name!r}, on_step=False, on_epoch=False) would record nothing.")
-        slot = self.slots[name] = Slot(name, prog_bar, logger, step, epoch, fx, bool(sync))
+    def log_collection(self, metric: Any, options: tuple[Any, ...], add_suffix: bool) -> None:
+        """A collection of metric objects, each under its own name; see `Module.log_dict`."""
+        if not self.muted and not (options[6] and self.group.world.rank):
+            self._log_object("", metric, self.suffix if add_suffix else "", options, None)
+
+    def _slot(self, slot: Slot | None, name: str, key: str, options: tuple[Any, ...]) -> Slot:
+        """The slot of a name that is logged for the first time; refuses other options than then."""
+        step, epoch = self._when(name, options)
+        prog_bar, logger, _, _, reduce_fx, sync, local = options
+        fx = reduction(name, reduce_fx)
+        if sync not in (None, True, False, "sparse"):
+            raise ConfigurationError(f"log({name!r}, sync_dist={sync!r}): allowed are True, False and 'sparse'.")
+        if local and sync:
+            raise ConfigurationError(
+                f"log({name!r}, rank_zero_only=True, sync_dist={sync!r}): a value of rank 0 alone is not reduced over "
+                "ranks. Leave out one of the two."
+            )
+        wanted = (bool(prog_bar), logger is None or bool(logger), step, epoch, fx, sync or False, bool(local))
+        if slot is None:
+            assert self.defaults is not None
+            slot = self.slots[self.defaults][key] = Slot(name, key[len(name) :], self.defaults.name, *wanted)
+        elif wanted != (slot.prog_bar, slot.logger, slot.on_step, slot.on_epoch, slot.fx, slot.sync, slot.local):
+            raise ConfigurationError(
+                f"log({name!r}) was called twice with different options in {_caller()} or a hook like it. Use the same "
+                "ones, or another name."
+            )
+        slot.options = options
         return slot
 
+    def _when(self, name: str, options: tuple[Any, ...]) -> tuple[bool, bool]:
+        """``on_step`` and ``on_epoch``, where the caller may log, and under a name that is allowed."""
+        where = self.defaults
+        if where is None:
+            raise ConfigurationError(
+                f"log({name!r}) was called in {_caller()}, which belongs to no step and no epoch, so the value would "
+                "be in no row. Log it in a step or in an epoch's start or end hook, or give it to self.logger directly."
+            )
+        if name in RESERVED or SUFFIX in name:
+            why = "every row has it: updates applied, or the epoch" if name in RESERVED else "Trivet adds that itself"
+            raise ConfigurationError(f"log({name!r}): this name is taken, {why}. Choose another.")
+        step = where.on_step if options[2] is None else options[2]
+        epoch = where.on_epoch if options[3] is None else options[3]
+        if where is EPOCH and step:
+            raise ConfigurationError(f"log({name!r}, on_step=True) was called in {_caller()}, which has no step.")
+        if not step and not epoch:
+            raise ConfigurationError(f"log({name!r}, on_step=False, on_epoch=False) would record nothing.")
+        return step, epoch
+
+    def _log_object(self, name: str, metric: Any, suffix: str, options: tuple[Any, ...], attribute: str | None) -> None:
+        if name and isinstance(metric, Collection):
+            raise ConfigurationError(f"log({name!r}) got a collection of metrics. Use log_dict(collection).")
+        assert self.objects is not None
+        key = name + suffix if name else f"{id(metric)}{suffix}"  # as `ObjectSlot.key`
+        slot = self.object_slots.get(key)
+        if slot is None or slot.options != options:
+            step, epoch = self._when(name, options)
+            path = self.objects.path_of(name or "the collection", metric, attribute)
+            slot = ObjectSlot(name, suffix, metric, path, options[0], options[1], step, epoch)
+            self.object_slots[key] = slot
+            slot.options = options
+        slot.used = True
+        if slot.on_step:
+            slot.last = self.objects.batch_values.get(id(metric))
+            if slot.last is None:
+                raise ConfigurationError(
+                    f"log({name or slot.path!r}, on_step=True) wants what the metric gives for this batch, but it was "
+                    f"updated only. Call it, self.{slot.path}(...), instead of update, or log it with on_step=False, "
+                    "on_epoch=True."
+                )
+            slot.touched = True
+
+    # ------------------------------------------------------------------------------------------------ to write rows
+
     def step_row(self) -> dict[str, float]:
-        """The values logged for steps since the last row, with one transfer from the device; resets ``touched``."""
-        slots = [s for s in self.slots.values() if s.touched]
-        if any(s.sync for s in slots):
-            self._average_steps([s for s in slots if s.sync])
-        row = dict(zip((s.step_name for s in slots), read([s.last for s in slots]), strict=True))
-        self.values.update(row)
+        """The values logged for steps since the last row, with one transfer from the device; resets ``touched``.
+
+        On several ranks one collective, whether or not any value is reduced: all ranks call it together.
+        """
+        slots = [s for table in self.slots.values() for s in table.values() if s.touched]
+        if self.group.world.world_size > 1:
+            self._join_steps(sorted((s for s in slots if s.sync), key=lambda s: s.entry))
+        entries = [(s.full_name, s.step_name, s.last, s.logger) for s in slots]
+        for one in self.object_slots.values():
+            if one.touched:
+                entries += [(*names, one.logger) for names in one.values(one.last, "_step")]
+                one.touched = False
         for slot in slots:
             slot.touched = False
-        return {s.step_name: row[s.step_name] for s in slots if s.logger}
+        return self._written(entries)
 
-    def _average_steps(self, slots: list[Slot]) -> None:
-        names = sorted(s.name for s in slots)
-        everyone = self._check_names(names)
-        if everyone is not None:
-            raise TrivetError(f"ranks log different step metrics with sync_dist=True: by rank {everyone}.")
-        by_name = {s.name: s for s in slots}
-        packed = stack([by_name[name].last for name in names])
-        if self.group.world.world_size > 1:
-            packed = packed.to(self.group.device)
-            torch.distributed.all_reduce(packed)  # all ranks, which log the same names
-            packed /= self.group.world.world_size
-        for name, value in zip(names, packed.unbind(), strict=True):
-            by_name[name].last = value
+    def _join_steps(self, slots: list[Slot]) -> None:
+        """Exchange the steps' values that are reduced over ranks for the reduced ones."""
+        values = [s.last * s.last_weight if s.fx == "mean" else s.last for s in slots]
+        weights = [s.last_weight for s in slots]
+        reduced = self.packed.reduce([s.entry for s in slots], stack(values) if values else self._nothing(), weights)
+        for slot in slots:
+            slot.last = reduced[slot.entry]
 
     def epoch_row(self, *, reset: bool = True) -> dict[str, float]:
-        """The epoch's values, reduced over all ranks in one collective per kind; all ranks call it together."""
-        slots = sorted((s for s in self.slots.values() if s.on_epoch), key=lambda s: s.name)
+        """The epoch's values, reduced over all ranks in one collective; all ranks call it together.
+
+        Returns those that are meant for the loggers.
+        """
+        slots = [s for table in self.slots.values() for s in table.values() if s.on_epoch]
         for slot in slots:
             slot.fold()
-        slots = self._agree([s for s in slots if s.total is not None])
-        row = dict(zip((s.epoch_name for s in slots), self._reduce(slots), strict=True))
-        self.values.update(row)
+        slots = sorted((s for s in slots if s.total is not None), key=lambda s: s.entry)
+        entries = [(s.full_name, s.epoch_name, value, s.logger) for s, value in self._reduce(slots)]
         if reset:
-            for slot in slots:
-                slot.clear()
+            for table in self.slots.values():
+                for slot in table.values():
+                    if slot.touched and slot.on_step:
+                        self.values[slot.step_name] = slot.last
+                        slot.touched = False
+                    slot.clear()
+        return self._written([*entries, *self._objects_row(reset)])
+
+    def batch_rows(self) -> list[dict[str, float]]:
+        """What evaluation logged with ``on_step``, a row for each batch of this rank; forgets it."""
+        slots = [s for table in self.slots.values() for s in table.values() if s.steps]
+        numbers = read([value for s in slots for value in s.steps or ()])
+        rows: list[dict[str, float]] = [{} for _ in range(max((len(s.steps or ()) for s in slots), default=0))]
+        start = 0
+        for slot in slots:
+            count = len(slot.steps or ())
+            for row, number in zip(rows, numbers[start : start + count], strict=False):
+                if slot.logger:
+                    row[slot.step_name] = number
+            start, slot.steps = start + count, []
+        return [row for row in rows if row]
+
+    def _written(self, entries: Iterable[tuple[str, str, Any, bool]]) -> dict[str, float]:
+        """Remember ``(name, forked name, value, for the loggers)``; the row for the loggers."""
+        entries = list(entries)
+        row = {}
+        for (name, forked, _, logger), number in zip(entries, read([e[2] for e in entries]), strict=True):
+            self.values[name] = self.values[forked] = number
+            if logger:
+                row[forked] = number
         return row
 
-    def _reduce(self, slots: list[Slot]) -> list[float]:
-        if not slots:
-            return []
-        totals = stack([s.total for s in slots])
-        if self.group.world.world_size > 1:
-            totals = totals.to(self.group.device)
-        weights = torch.tensor([s.weight for s in slots], dtype=totals.dtype, device=totals.device)
-        if self.group.world.world_size > 1:
-            is_extreme = torch.tensor([s.fx in ("min", "max") for s in slots], device=totals.device)
-            sign = torch.tensor(
-                [-1.0 if s.fx == "min" else 1.0 for s in slots], dtype=totals.dtype, device=totals.device
-            )
-            sums = torch.cat([totals.masked_fill(is_extreme, 0.0), weights])
-            torch.distributed.all_reduce(sums)  # all ranks, which log the same names
-            if any(s.fx in ("min", "max") for s in slots):
-                extremes = totals * sign
-                torch.distributed.all_reduce(extremes, torch.distributed.ReduceOp.MAX)  # all ranks
-                extremes = extremes * sign
-                totals = torch.where(is_extreme, extremes, sums[: len(slots)])
+    def _reduce(self, slots: list[Slot]) -> list[tuple[Slot, float]]:
+        """Each slot with its value over all ranks, and those of other ranks where this one had no batch."""
+        alone = self.group.world.world_size == 1
+        local = [s for s in slots if alone or s.local]
+        numbers = read([s.total for s in local])
+        found = [(s, combine(s.fx, [(value, s.weight)])) for s, value in zip(local, numbers, strict=True)]
+        if alone:
+            return found
+        shared = {s.entry: s for s in slots if not s.local}
+        objects = sorted(o.entry for o in self.object_slots.values() if o.used and o.on_epoch)
+        totals = stack([s.total for s in shared.values()]) if shared else self._nothing()
+        totals = torch.cat([totals, totals.new_zeros(len(objects))])
+        weights = [*(s.weight for s in shared.values()), *[0.0] * len(objects)]
+        reduced = self.packed.reduce([*shared, *objects], totals, weights)  # all ranks
+        for entry, value in reduced.items():
+            if entry.startswith("object "):
+                self._take_part(entry)
             else:
-                totals = sums[: len(slots)]
-            weights = sums[len(slots) :]
-        means = torch.tensor([s.fx == "mean" for s in slots], device=totals.device)
-        result = torch.where(means, totals / weights, totals)
-        return [float(v) for v in result.tolist()]
+                found.append((shared.get(entry) or absent(entry), value))
+        return found
 
-    def _check_names(self, names: list[str]) -> list[list[str]] | None:
-        """None where all ranks have the same names, else everybody's. All ranks take part in comparing a digest."""
-        if self.group.world.world_size == 1:
-            return None
-        digest = int.from_bytes(hashlib.blake2b(json.dumps(names).encode(), digest_size=7).digest(), "big")
-        mine = torch.tensor([digest, -digest], dtype=torch.int64, device=self.group.device)
-        torch.distributed.all_reduce(mine, torch.distributed.ReduceOp.MAX)  # all ranks
-        highest, lowest = mine.tolist()
-        if highest == -lowest:
-            return None
-        return [json.loads(text) for text in self.group.exchange(f"metrics/{self.stage}", json.dumps(names))]
+    def _nothing(self) -> Tensor:
+        return torch.zeros(0, dtype=torch.float64, device=self.group.device)
 
-    def _agree(self, slots: list[Slot]) -> list[Slot]:
-        """Raise on all ranks when they logged different names; a rank that had no batch at all joins with nothing."""
-        everyone = self._check_names([f"{s.fx} {s.name}" for s in slots])
-        if everyone is None:
-            return slots
-        union = sorted({entry for entries in everyone for entry in entries}, key=lambda entry: entry.split(" ", 1)[1])
-        missing = [
-            f"rank {rank} did not log {[e.split(' ', 1)[1] for e in union if e not in entries]}"
-            for rank, entries in enumerate(everyone)
-            if entries and len(entries) != len(union)
-        ]
-        if missing:
-            raise TrivetError(
-                f"ranks log different metrics in {self.stage}: {'; '.join(missing)}. A value that is reduced over "
-                "ranks must be logged on all of them, or with on_step=True, on_epoch=False."
-            )
-        if slots:
-            return slots
-        neutral = {"min": float("inf"), "max": float("-inf")}
-        for entry in union:
-            fx, name = entry.split(" ", 1)
-            slot = self.slots.setdefault(name, Slot(name, False, True, False, True, fx, False))
-            slot.total = torch.tensor(neutral.get(fx, 0.0), dtype=torch.float64, device=self.group.device)
-        return [self.slots[entry.split(" ", 1)[1]] for entry in union]
+    def _take_part(self, entry: str) -> None:
+        """A rank without a batch has not logged a metric object that the others compute together."""
+        if all(o.entry != entry for o in self.object_slots.values()):
+            assert self.objects is not None
+            slot = ObjectSlot.absent(entry, self.objects)
+            slot.used = True
+            self.object_slots[slot.key] = slot
 
-    def state_dict(self) -> dict[str, Any]:
-        """The accumulators of the running epoch, of all ranks, as plain numbers. All ranks call it; no collective.
+    def _objects_row(self, reset: bool) -> list[tuple[str, str, Any, bool]]:
+        """Compute the metric objects, in an order that is the same on all ranks, and reset them."""
+        entries = []
+        used = sorted((o for o in self.object_slots.values() if o.used), key=lambda o: o.entry)
+        for one in used:
+            if one.on_epoch:
+                entries += [(*names, one.logger) for names in one.values(one.compute(), "_epoch")]
+        if reset:
+            for one in used:
+                one.metric.reset()
+                one.used = one.touched = False
+        return entries
 
-        Pending values stay apart, so that a save changes no sum.
-        """
-        totals = read([0.0 if s.total is None else s.total for s in self.slots.values()])
-        mine = {
-            name: {
-                "options": [s.prog_bar, s.logger, s.on_step, s.on_epoch, s.fx, s.sync], "weight": s.weight,
-                "total": None if s.total is None else total, "pending": read(s.pending), "weights": s.weights,
-            }
-            for (name, s), total in zip(self.slots.items(), totals, strict=True)
-        }  # fmt: skip
-        return {"ranks": [json.loads(text) for text in self.group.exchange(f"state/{self.stage}", json.dumps(mine))]}
+    # ---------------------------------------------------------------------------------------------------- to look at
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take back this rank's share; at another world size the shares are dealt out and joined."""
-        world = self.group.world
-        for share in state.get("ranks", [])[world.rank :: world.world_size]:
-            for name, v in share.items():
-                slot = Slot(name, *v["options"])
-                slot.total = None if v["total"] is None else torch.tensor(v["total"], dtype=torch.float64)
-                slot.weight, slot.pending, slot.weights = v["weight"], list(v["pending"]), list(v["weights"])
-                if name in self.slots:
-                    self.slots[name].join(slot)
-                else:
-                    self.slots[name] = slot
+    def clear(self) -> None:
+        """Forget all values, such as those of a sanity check; what was declared stays."""
+        self.values.clear()
+        for table in self.slots.values():
+            for slot in table.values():
+                slot.clear()
+                slot.last, slot.touched = None, False
+                slot.steps = None if slot.steps is None else []
 
     def shown(self) -> dict[str, float]:
         """The newest value of each metric that goes on the progress bar."""
-        slots = [s for s in self.slots.values() if s.prog_bar]
-        live = {s.step_name: s.last for s in slots if s.on_step and s.last is not None}
-        done = {s.epoch_name: self.values[s.epoch_name] for s in slots if s.on_epoch and s.epoch_name in self.values}
-        return dict(zip((*live, *done), read([*live.values(), *done.values()]), strict=True))
+        found: dict[str, Any] = {}
+        for table in self.slots.values():
+            for slot in table.values():
+                if slot.prog_bar and slot.on_step and slot.last is not None:
+                    found[slot.step_name] = slot.last
+                if slot.prog_bar and slot.on_epoch and slot.epoch_name in self.values:
+                    found[slot.epoch_name] = self.values[slot.epoch_name]
+        for one in self.object_slots.values():
+            if one.prog_bar and one.last is not None:
+                found.update((forked, value) for _, forked, value in one.values(one.last, "_step"))
+            if one.prog_bar and one.on_epoch and one.name:
+                name = f"{one.name}{'_epoch' if one.on_step else ''}{one.suffix}"
+                found.update({name: self.values[name]} if name in self.values else {})
+        return dict(zip(found, read(list(found.values())), strict=True))
 
     def newest(self) -> dict[str, float]:
-        """The newest value of every metric."""
-        live = {s.step_name: s.last for s in self.slots.values() if s.on_step and s.last is not None}
-        merged = {**self.values, **live}
+        """The newest value of every metric, under its name and, where it is logged for step and epoch, under both."""
+        merged = dict(self.values)
+        for slot in (*self.slots[STEP].values(), *self.slots[EPOCH].values()):
+            if slot.touched:
+                merged[slot.full_name] = merged[slot.step_name] = slot.last
+        for one in self.object_slots.values():
+            if one.touched:
+                for name, forked, value in one.values(one.last, "_step"):
+                    merged[name] = merged[forked] = value
         return dict(zip(merged, read(list(merged.values())), strict=True))
 
+    def state_dict(self) -> dict[str, Any]:
+        """The accumulators of the running epoch, of all ranks. All ranks call it."""
+        return metric_state.of(self)
 
-def read(values: list[Any]) -> list[float]:
-    """Numbers and 0-dim tensors as floats, with one transfer per device kind."""
-    return [float(v) for v in stack(values).tolist()] if values else []
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take back this rank's share; at another world size the shares are dealt out and joined."""
+        metric_state.load(self, state)
+
+
+class Silent(Metrics):
+    """Records nothing: what ``Trainer(barebones=True)`` has instead."""
+
+    def log(self, *args: Any) -> None:
+        return
+
+    def log_collection(self, *args: Any) -> None:
+        return
+
+    def step_row(self) -> dict[str, float]:
+        return {}
+
+    def epoch_row(self, *, reset: bool = True) -> dict[str, float]:
+        return {}
+
+
+def _scalar(name: str, value: Tensor) -> Tensor:
+    if value.numel() != 1:
+        raise ConfigurationError(
+            f"log({name!r}) got a tensor of shape {tuple(value.shape)}; a metric is one number. Reduce it first, for "
+            "instance with .mean()."
+        )
+    return value.reshape(())
+
+
+def _caller() -> str:
+    """The user's function that called `Module.log`, for a message."""
+    frame: Any = sys._getframe(1)
+    own = {__file__, __file__.replace("metrics.py", "module.py")}
+    while frame is not None and frame.f_code.co_filename in own:
+        frame = frame.f_back
+    return f"{frame.f_code.co_qualname}()" if frame is not None else "a hook"

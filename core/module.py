@@ -16,6 +16,7 @@ from . import gradients
 from .errors import ConfigurationError
 from .hparams import HParams as HParams
 from .hparams import chosen
+from .metric_objects import is_collection, refused
 from .module_hooks import ModuleHooks
 
 if TYPE_CHECKING:
@@ -202,27 +203,78 @@ class Module(ModuleHooks):
         self,
         name: str,
         value: Any,
-        *,
         prog_bar: bool = False,
         logger: bool = True,
         on_step: bool | None = None,
         on_epoch: bool | None = None,
-        reduce_fx: str = "mean",
-        sync_dist: bool | None = None,
+        reduce_fx: str | Callable[..., Any] = "mean",
+        enable_graph: bool = False,
+        sync_dist: bool | str | None = None,
+        sync_dist_group: Any = None,
+        add_dataloader_idx: bool = True,
         batch_size: float | None = None,
+        metric_attribute: str | None = None,
+        rank_zero_only: bool = False,
     ) -> None:
-        """Record a scalar. Nothing is read from the device until somebody looks.
+        """Record a number, a 0-dim tensor, or a metric object. Nothing is read from the device until somebody looks.
 
-        In `training_step` the default is ``on_step``; in `validation_step` and in epoch hooks ``on_epoch``. An epoch's
-        value is weighted by the samples in each batch (or ``batch_size``) and reduced over all ranks by ``reduce_fx``
-        (``"mean"``, ``"sum"``, ``"min"``, ``"max"``); a step's value only with ``sync_dist=True``.
+        Args:
+            name: with ``on_step`` and ``on_epoch`` both, rows have ``name_step`` and ``name_epoch``.
+            value: it is copied, so it may be changed afterwards. An object with ``update, compute, reset`` (of
+                torchmetrics, for instance) that is an attribute of the module: at the end of the epoch ``compute``
+                gives the value, over all ranks if it synchronises itself, and ``reset`` follows.
+            prog_bar: show it on the progress bar.
+            logger: write it to the loggers.
+            on_step: write the newest value every ``log_every_n_steps``; the default in training steps.
+            on_epoch: write the epoch's value, reduced over its steps and over all ranks; the default elsewhere.
+            reduce_fx: how: ``"mean"`` (weighted by the samples in each batch), ``"sum"``, ``"min"``, ``"max"``, or
+                torch's function of that name.
+            sync_dist: reduce a step's value over all ranks too. ``"sparse"``: over those that log it, for step and
+                epoch; without that all ranks have to log the same names.
+            add_dataloader_idx: append ``/dataloader_idx_N`` where there are several loaders. Without it the values of
+                all loaders are one metric.
+            batch_size: the weight of this value in the epoch's mean, instead of the known samples.
+            metric_attribute: the attribute that holds the metric object; found by itself.
+            rank_zero_only: the value is rank 0's own; calls on other ranks do nothing.
+            enable_graph, sync_dist_group: Lightning's; other values than the default are refused.
+
+        Raises ConfigurationError in hooks that belong to no step and no epoch.
         """
-        self._attached().metrics.log(name, value, prog_bar, logger, on_step, on_epoch, reduce_fx, sync_dist, batch_size)
+        if enable_graph or sync_dist_group is not None:
+            raise refused(name, enable_graph)
+        self._attached().metrics.log(
+            name, value, prog_bar, logger, on_step, on_epoch, reduce_fx, sync_dist, batch_size, add_dataloader_idx,
+            rank_zero_only, metric_attribute,
+        )  # fmt: skip
 
-    def log_dict(self, values: Mapping[str, Any], **options: Any) -> None:
-        """`log` for each item."""
-        for name, value in values.items():
-            self.log(name, value, **options)
+    def log_dict(
+        self,
+        dictionary: Mapping[str, Any],
+        prog_bar: bool = False,
+        logger: bool = True,
+        on_step: bool | None = None,
+        on_epoch: bool | None = None,
+        reduce_fx: str | Callable[..., Any] = "mean",
+        enable_graph: bool = False,
+        sync_dist: bool | str | None = None,
+        sync_dist_group: Any = None,
+        add_dataloader_idx: bool = True,
+        batch_size: float | None = None,
+        rank_zero_only: bool = False,
+    ) -> None:
+        """`log` for each item. A MetricCollection of torchmetrics is computed as a whole and gives its own names."""
+        if enable_graph or sync_dist_group is not None:
+            raise refused(str(next(iter(dictionary), "")), enable_graph)
+        metrics = self._attached().metrics
+        if is_collection(dictionary):
+            options = (prog_bar, logger, on_step, on_epoch, reduce_fx, sync_dist, rank_zero_only)
+            metrics.log_collection(dictionary, options, add_dataloader_idx)
+            return
+        for name, value in dictionary.items():
+            metrics.log(
+                name, value, prog_bar, logger, on_step, on_epoch, reduce_fx, sync_dist, batch_size, add_dataloader_idx,
+                rank_zero_only, None,
+            )  # fmt: skip
 
     def optimizers(self, use_pl_optimizer: bool = True) -> Any:
         """The optimizer, or the list of them; under manual optimization wrapped so that ``step`` keeps the order of an

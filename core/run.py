@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 from . import manual, overridden
 from .check import FirstUpdate
 from .hooks import Hooks, call, overrides
+from .metric_objects import MetricObjects
 from .metrics import Metrics
 from .module import Module
 from .plugins import Accelerator, Clip, MicroBatch, StepResult, Strategy
@@ -92,14 +93,16 @@ class Run:
     # The update that Python's and numpy's streams were last seeded for, which nothing has drawn from since
     host_noise: int = 0
     _host_mark: object = None
+    logged_at: int = -1  # the update of the newest row of steps
     boundaries: int = 0  # update boundaries since the start of this process, the same on all ranks
 
     def __post_init__(self) -> None:
-        self.train_metrics = Metrics("training", self.group)
-        self.val_metrics = Metrics("validation", self.group)
-        self.test_metrics = Metrics("test", self.group)
-        self._no_metrics = Metrics("prediction", self.group)
-        self.metrics = self.train_metrics
+        objects = MetricObjects(self.module)
+        self.train_metrics = Metrics("training", self.group, objects)
+        self.val_metrics = Metrics("validation", self.group, objects)
+        self.test_metrics = Metrics("test", self.group, objects)
+        self._no_metrics = Metrics("prediction", self.group, objects)
+        self.metrics, self.logged_at = self.train_metrics, self.progress.update
         accelerator = self.engine.accelerator
         self.seed_device = accelerator.seed if _has(accelerator, "seed") else None
         self.step_boundary = accelerator.step_boundary if _has(accelerator, "step_boundary") else None
@@ -124,6 +127,7 @@ class Run:
 
         manually = self.train_data is not None and not module.automatic_optimization
         self.guards = [manual.guard(self, optimizer) for optimizer in self.engine.optimizers] if manually else []
+        self.guards += objects.watch(self.world.world_size)
 
     def gradient_mode(self) -> AbstractContextManager[None]:
         """Of an evaluation outside of a fit."""

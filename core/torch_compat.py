@@ -36,3 +36,12 @@ def remove_fully_shard(module: nn.Module) -> None:
         for key in (STATE_KEY, REGISTRY_KEY):
             part.__dict__.pop(key, None)
         _composable_state._module_state_mapping.pop(part, None)
+
+
+def set_update_count(metric: object, count: int) -> None:
+    """Say how many updates the accumulators hold that were put into a metric of torchmetrics.
+
+    torchmetrics 1.9 has ``update_count`` to read and, for metrics that are restored, no way to set it: a state dict
+    leaves it out, ``compute`` then warns, and metrics with mean states average wrongly from there on.
+    """
+    metric._update_count = count  # type: ignore[attr-defined]

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import sys
 import sysconfig
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..errors import PluginError, RankFailed, TrivetError
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from ..data.datamodule import DataModule
     from ..module import Module
     from ..trainer import Trainer
+    from .links import Links
+    from .script import Script
 
 USAGE = """\
 usage: {prog} COMMAND [--flag value ...]
@@ -26,6 +28,8 @@ Train PyTorch modules with any strategy, accelerator and precision.
 commands:
   fit       train a model
   validate  run the validation of a model, usually with --ckpt_path
+  test      test a model
+  predict   predict with a model, and keep what it predicts in files
   plan      show what a combination of flags would run, without running it
   plugins   list the installed strategies, accelerators, precisions, ...;
             --matrix shows what goes together, `plugins new` writes one
@@ -37,15 +41,18 @@ options:
   -h, --help  show this message
   --version   show the version
 """
-COMMANDS = ("fit", "validate", "plan", "plugins")
+COMMANDS = ("fit", "validate", "test", "predict", "plan", "plugins")
 
 
 def cli(
-    model: type[Module] | None = None,
-    data: type[DataModule] | None = None,
+    model: type[Module] | Callable[..., Module] | None = None,
+    data: type[DataModule] | Callable[..., DataModule] | None = None,
     args: Sequence[str] | None = None,
     *,
+    subclasses: bool = False,
     trainer_defaults: Mapping[str, Any] | None = None,
+    links: Links | None = None,
+    save_config: bool = True,
 ) -> Trainer | None:
     """Give a script the commands of ``trivet``: ``python train.py fit --strategy ddp --model.lr 0.1``.
 
@@ -53,31 +60,34 @@ def cli(
         model: The module class, whose arguments are then ``--model.NAME``. None leaves it to ``--model pkg.Class``.
         data: The data module class, likewise, with ``--data.NAME``.
         args: The command line without the program's name. None takes ``sys.argv``.
+        subclasses: Whether ``model`` and ``data`` are what ``--model`` and ``--data`` have to be subclasses of.
         trainer_defaults: Defaults of this script for Trainer arguments, below configuration files and flags.
+        links: Values that are taken from others where no flag gives them, as ``{"data.num_classes":
+            "model.num_classes"}``; with a function of the value ``{"data.classes": ("model.num_classes", len)}``. The
+            source is an argument, or an attribute of the data module when it is made, else when it is set up.
+        save_config: Whether the configuration is stored in the directory of each run.
 
     Returns:
-        The trainer after ``fit`` and ``validate``, else None.
+        The trainer after the commands that use one, else None.
 
     Raises:
-        SystemExit: With the exit code, where that is not 0; the message is then on standard error.
+        SystemExit: With the exit code, where that is not 0 (the message is then on standard error), and after help.
     """
     prog = f"python {os.path.basename(sys.argv[0])}" if sys.argv[0].endswith(".py") else "trivet"
     argv = sys.argv[1:] if args is None else args
-    code, trainer = run(argv, prog=prog, model=model, data=data, trainer_defaults=trainer_defaults)
+    from .script import Script
+
+    script = Script(
+        model, data, subclasses, trainer_defaults=trainer_defaults or {}, links=links or {}, save_config=save_config
+    )
+    code, trainer = run(argv, prog=prog, script=script)
     if code:
         raise SystemExit(code)
     return trainer
 
 
-def run(
-    argv: Sequence[str],
-    *,
-    prog: str,
-    model: type[Module] | None = None,
-    data: type[DataModule] | None = None,
-    trainer_defaults: Mapping[str, Any] | None = None,
-) -> tuple[int, Trainer | None]:
-    """Run one command; return the exit code and, for the commands that train or validate, the trainer."""
+def run(argv: Sequence[str], *, prog: str, script: Script | None = None) -> tuple[int, Trainer | None]:
+    """Run one command; return the exit code and, for the commands that have one, the trainer."""
     command = argv[0] if argv else "--help"
     if command in ("-h", "--help"):
         print(USAGE.format(prog=prog), end="")
@@ -92,7 +102,8 @@ def run(
 
         near = get_close_matches(command, COMMANDS, n=1)
         guess = f" Did you mean {near[0]!r}?" if near else ""
-        _complain(prog, f"there is no command {command!r}.{guess} Commands: {', '.join(COMMANDS)}.")
+        what = f"{command} stands before the command" if command.startswith("-") else f"there is no command {command!r}"
+        _complain(prog, f"{what}.{guess} Commands: {', '.join(COMMANDS)}.")
         return 2, None
     try:
         if command == "plugins":
@@ -100,8 +111,9 @@ def run(
 
             return show_plugins(argv[1:], prog=f"{prog} plugins"), None
         from .job import run_job
+        from .script import Script
 
-        return run_job(command, argv[1:], prog=f"{prog} {command}", classes=(model, data), defaults=trainer_defaults)
+        return run_job(command, argv[1:], prog=f"{prog} {command}", script=script or Script())
     except RankFailed as error:
         sys.stdout.flush()
         print(error.traceback.rstrip(), file=sys.stderr)

@@ -1,134 +1,200 @@
-"""The parser of ``fit``, ``validate`` and ``plan``: the Trainer's arguments, and those of what is selected."""
+"""The parser of one command line: the Trainer's arguments, and those of what is selected."""
 
 from __future__ import annotations
 
 import argparse
 import inspect
 import json
+import typing
 from collections.abc import Callable, Iterable, Mapping
-from difflib import get_close_matches
 from typing import Any
 
 import jsonargparse
 
 from ..errors import ConfigurationError
-from .selection import CLASSES, PLUGINS, SELECTOR, Selection
+from .mistakes import check_keys, nearest, said_of
+from .script import Script
+from .selection import Selection
+from .slots import Slot
 
 ABOUT = {
     "fit": "Train a model.",
     "validate": "Run the validation of a model.",
+    "test": "Test a model.",
+    "predict": "Predict with a model, and keep what it predicts in files.",
     "plan": "Show what a combination of flags would run, or every reason why it cannot, without running it.",
 }
-HELP = {
-    "strategy": "where parameters live and who communicates; `trivet plugins strategy` lists the names",
-    "accelerator": "the kind of device; `trivet plugins accelerator` lists the names",
-    "precision": "the dtypes; `trivet plugins precision` lists the names",
-    "launcher": "what starts the processes; `trivet plugins launcher` lists the names",
-    "model": "the import path of a trivet.Module; the current directory is searched",
-    "data": "the import path of a trivet.DataModule",
+CKPT = {"fit": "the checkpoint to go on from", "plan": "the checkpoint that would be gone on from"}
+SCHEDULE = {
+    "interval": (str, "epoch", "what a step of the scheduler follows: `epoch` or `update`"),
+    "frequency": (int, 1, "the number of them between two steps"),
+    "monitor": (str | None, None, "the metric that ReduceLROnPlateau watches, such as val/loss"),
 }
 
 
 class Parser(jsonargparse.ArgumentParser):
-    """A jsonargparse parser whose help shows ``--strategy NAME``, the form that is usually typed."""
+    """A jsonargparse parser whose help shows flags in the form that is usually typed, ``--strategy NAME``."""
+
+    typed: Mapping[str, str] = {}
 
     def format_help(self, *args: Any, **kwargs: Any) -> str:
         text: str = super().format_help(*args, **kwargs)
-        for key, selector in SELECTOR.items():
-            long = f"--{key}.{selector} {selector.upper()}"
-            short = f"--{key} {'NAME' if key in PLUGINS else 'CLASS'}"
+        for long, short in self.typed.items():
             text = text.replace(long, short.ljust(len(long)) if f"{long}  " in text else short)
         return text
 
 
 def build_parser(
-    command: str,
-    selection: Selection,
-    trainer_class: Callable[..., Any],
-    *,
-    prog: str,
-    defaults: Mapping[str, Any] | None = None,
-) -> Parser:
-    """Make the parser for one command line. ``defaults`` are a script's own for the Trainer."""
-    about = f"{ABOUT[command]} Configuration files come first, later ones on top, and flags over all of them."
-    parser = Parser(prog=prog, usage=f"{prog} [--flag value ...]", description=about, exit_on_error=False)
-    parser.add_argument("--config", action="config", help="A YAML file of flags; may be repeated.")
+    command: str, selection: Selection, script: Script, trainer_class: Callable[..., Any], *, prog: str,
+    targets: Iterable[str] = (),
+) -> Parser:  # fmt: skip
+    """Make the parser for one command line. ``targets`` are the keys that links fill, which nobody has to give."""
+    parser = Parser(
+        prog=prog, usage=f"{prog} [--flag value ...]", description=_description(command), exit_on_error=False,
+        print_config=None,
+    )  # fmt: skip
+    _add_own(parser, command)
+    typed: dict[str, str] = {}
+    linked = frozenset(targets)
+    parameters = inspect.signature(trainer_class).parameters
+    for slot in selection.slots.values():
+        default = parameters[slot.key].default if slot.kind else None
+        keys = selection.keys_of(slot)
+        if slot.several and not keys:
+            group = parser.add_argument_group(slot.key)
+            group.add_argument(f"--{slot.key}", type=typing.Any, default=default, help=slot.help, metavar="NAME")
+        for key in keys:
+            _add_slot(parser, key, slot, selection, default, linked, typed)
+    parser.typed = dict(sorted(typed.items(), key=lambda item: -len(item[0])))
+    group = parser.add_argument_group("trainer")
+    skip = {slot.key for slot in selection.slots.values() if slot.kind}
+    group.add_class_arguments(trainer_class, None, as_group=False, skip=skip, instantiate=False, fail_untyped=False)
+    own = {key: value for key, value in script.trainer_defaults.items() if key not in selection.slots}
+    if unknown := [key for key in own if key not in parameters]:
+        raise ConfigurationError(f"trainer_defaults has {unknown[0]!r}.{nearest(unknown[0], parameters)}")
+    parser.set_defaults(own)
+    if script.extend is not None:
+        script.extend(parser)
+    return parser
+
+
+def _description(command: str) -> str:
+    name = "FIT" if command == "plan" else command.upper()
+    return (
+        f"{ABOUT[command]} Each value is taken from the flags, else from the environment (--model.lr is "
+        f"TRIVET_{name}__MODEL__LR there), else from the last configuration file that has it, else it is the default. "
+        "With what is selected given, such as --strategy NAME, this help has its own options, too."
+    )
+
+
+def _add_own(parser: Parser, command: str) -> None:
+    parser.add_argument("--config", action="config", metavar="FILE", help="a YAML file of flags; may be repeated")
+    parser.add_argument("--print_config", action="store_true", help="print every value as such a file, and end")
     if command == "plan":
         parser.add_argument("--json", action="store_true", help="print JSON, the conflicts as well")
-        parser.add_argument("--explain", action="store_true", help="show who wants which capability, and who offers it")
-    else:
-        parser.add_argument("--ckpt_path", type=str | None, default=None, help="the checkpoint to start from")
         parser.add_argument(
-            "--seed",
-            type=int | None,
-            default=0,
-            help="seed for python, numpy, torch and the data: the same command gives the same result; null draws one",
+            "--explain",
+            action="store_true",
+            help="show who wants which capability, and who offers it; with a KEY after it: who set that value",
         )
-    parameters = inspect.signature(trainer_class).parameters
-    for key in (*PLUGINS, *CLASSES):
-        target = selection.targets.get(key)
-        group = parser.add_argument_group(f"{key} {target.__qualname__}" if target else key, _summary(target))
-        if key not in selection.fixed:
-            default = parameters[key].default if key in PLUGINS and key in parameters else None
-            group.add_argument(f"--{key}.{SELECTOR[key]}", type=str | None, default=default, help=HELP[key])
-        if inspect.isclass(target):
-            group.add_class_arguments(target, key, as_group=False, instantiate=False, fail_untyped=False)
-        elif target is not None:
-            group.add_function_arguments(target, key, as_group=False, fail_untyped=False)
-    group = parser.add_argument_group("trainer")
-    group.add_class_arguments(trainer_class, None, as_group=False, skip=set(PLUGINS), instantiate=False)
-    own = {key: value for key, value in (defaults or {}).items() if key not in SELECTOR}
-    if unknown := [key for key in own if key not in parameters]:
-        raise ConfigurationError(f"trainer_defaults has {unknown[0]!r}.{_nearest(unknown[0], parameters)}")
-    parser.set_defaults(own)
-    return parser
+    else:
+        parser.add_argument("--explain", metavar="KEY", help="say who set a value, or without KEY all, and end")
+    parser.add_argument("--ckpt_path", type=str | None, help=CKPT.get(command, "the checkpoint whose weights are used"))
+    parser.add_argument(
+        "--ckpt_hparams",
+        type=bool,
+        default=False,
+        help="take the model's arguments from the checkpoint where neither environment nor flags give them",
+    )
+    parser.add_argument(
+        "--seed",
+        type=int | None,
+        default=0,
+        help="seed for python, numpy, torch and the data: the same command gives the same result; null draws one",
+    )
+    if command == "predict":
+        parser.add_argument(
+            "--output",
+            type=str | None,
+            metavar="PATH",
+            help="where predictions go: a file NAME.pt, or a directory, into which each batch is written as soon as it "
+            "is there; by default predictions.pt in the directory of the run",
+        )
+
+
+def _add_slot(
+    parser: Parser, key: str, slot: Slot, selection: Selection, default: Any, linked: frozenset[str],
+    typed: dict[str, str],
+) -> None:  # fmt: skip
+    target = selection.targets.get(key)
+    title = f"{slot.key} {getattr(target, '__qualname__', target)}" if target else slot.key
+    group = parser.add_argument_group(title, _summary(target))
+    if slot.key not in selection.settings.fixed:
+        metavar = "NAME" if slot.kind else "CLASS"
+        group.add_argument(
+            f"--{key}.{slot.selector}", type=str | None, default=default, help=slot.help, metavar=metavar
+        )
+        typed[f"--{key}.{slot.selector} {metavar}"] = f"--{slot.key} {metavar}"
+    if slot.several:
+        typed[f"--{key}."] = f"--{slot.key}."
+    if target is None:
+        return
+    names = _first(target, slot.skip)
+    optional = {name for name in _required(target) if name in slot.filled or f"{key}.{name}" in linked}
+    options: dict[str, Any] = {"as_group": False, "fail_untyped": False, "skip": {*names, *optional}}
+    if inspect.isclass(target):
+        group.add_class_arguments(target, key, instantiate=False, **options)
+    else:
+        group.add_function_arguments(target, key, **options)
+    for name in optional:
+        why = "from a link" if f"{key}.{name}" in linked else "the Trainer's default_root_dir by default"
+        group.add_argument(f"--{key}.{name}", type=_hint(target, name), default=None, help=why)
+    if slot.key == "lr_scheduler":
+        taken = inspect.signature(target).parameters
+        for name, (kind, value, text) in SCHEDULE.items():
+            if name not in taken:
+                group.add_argument(f"--{key}.{name}", type=kind, default=value, help=text)
 
 
 def _summary(target: Callable[..., Any] | None) -> str | None:
     """The first paragraph of a docstring, as the description of a group of flags."""
-    return (inspect.getdoc(target) or "").partition("\n\n")[0].replace("\n", " ") or None if target else None
+    text = (inspect.getdoc(target) or "").partition("\n\n")[0] if target else ""
+    return " ".join(text.replace(":class:", "").replace("`", "").split()) or None
+
+
+def _first(target: Callable[..., Any], count: int) -> list[str]:
+    return list(inspect.signature(target).parameters)[:count]
+
+
+def _required(target: Callable[..., Any]) -> list[str]:
+    named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    parameters = inspect.signature(target).parameters.values()
+    return [one.name for one in parameters if one.kind in named and one.default is one.empty]
+
+
+def _hint(target: Callable[..., Any], name: str) -> Any:
+    try:
+        hint = typing.get_type_hints(target.__init__ if inspect.isclass(target) else target).get(name, typing.Any)
+    except NameError:  # imported for type checkers only
+        return typing.Any
+    return hint | None if hint is not typing.Any else hint
+
+
+# -------------------------------------------------------------------------------------------------------------- parsing
+
+
+def known_keys(parser: Parser) -> set[str]:
+    """Every key that a flag or a file may set."""
+    return set(parser.get_defaults(skip_validation=True).keys()) - {"config", "print_config", "json", "explain"}
 
 
 def parse(parser: Parser, selection: Selection) -> jsonargparse.Namespace:
     """Parse what was selected. Raises ConfigurationError with one message for everything a user can get wrong."""
-    known = set(parser.get_defaults(skip_validation=True).keys()) | {"help", "print_config"}
-    for flag in (token.partition("=")[0] for token in selection.flags if token.startswith("--") and token != "--"):
-        _check_known(flag.removeprefix("--").removesuffix("+"), known, selection, shown=flag)
-    for key in _leaves(selection.config, known):
-        _check_known(key, known, selection, shown=f"configuration key {key!r}:")
-    arguments = ["--config", json.dumps(selection.config, default=str)] if selection.config else []
+    known = known_keys(parser)
+    check_keys(selection, known)
+    config = selection.settings.values
+    arguments = ["--config", json.dumps(config, default=str)] if config else []
     try:
-        return parser.parse_args([*arguments, *selection.flags])
+        return parser.parse_args([*arguments, *(f"--{flag.key}={flag.value}" for flag in selection.flags)])
     except argparse.ArgumentError as error:
-        raise ConfigurationError(f"{error}\nSee {parser.prog} --help.") from error
-
-
-def _leaves(config: Mapping[str, Any], known: set[str], prefix: str = "") -> Iterable[str]:
-    """Dotted keys of a configuration, down to those that the parser knows."""
-    for key, value in config.items():
-        path = f"{prefix}{key}"
-        if isinstance(value, Mapping) and path not in known and any(name.startswith(f"{path}.") for name in known):
-            yield from _leaves(value, known, f"{path}.")
-        else:
-            yield path
-
-
-def _check_known(key: str, known: set[str], selection: Selection, *, shown: str) -> None:
-    parts = key.split(".")
-    if any(".".join(parts[:n]) in known for n in range(1, len(parts) + 1)):
-        return  # what lies below a known key, such as --callbacks.monitor, is judged by its type
-    if parts[0] in SELECTOR and len(parts) > 1 and parts[0] not in selection.targets:
-        kind = "NAME" if parts[0] in PLUGINS else "CLASS"
-        raise ConfigurationError(
-            f"{shown} is an option of a {parts[0]}, but none is selected. Add --{parts[0]} {kind}."
-        )
-    near = _nearest(key, {*known, *SELECTOR})
-    raise ConfigurationError(f"{shown} is not known.{near or ' --help lists all.'}")
-
-
-def _nearest(key: str, known: Iterable[str]) -> str:
-    names = sorted(known)
-    near = get_close_matches(key, names, n=1)
-    if not near:  # a right name without its prefix, as --lr for --model.lr
-        near = get_close_matches(key, [name for name in names if name.rpartition(".")[2] == key], n=1, cutoff=0.0)
-    return f" Did you mean --{near[0]}?" if near else ""
+        raise ConfigurationError(f"{said_of(error, selection)}\nSee {parser.prog} --help.") from error

@@ -1,205 +1,191 @@
-"""Which plugins and classes a command line selects, found before its parser is built.
+"""From the words of a command line to settings and flags, and to the classes that they select.
 
-A parser can only offer ``--strategy.static_graph`` when it knows that the strategy is ``ddp``. So the selecting flags
-are taken from the command line and the configuration files first, wherever they stand, and become one mapping:
-
-    --strategy ddp                                  {"strategy": {"name": "ddp"}}
-    strategy: {name: ddp, static_graph: true}       {"strategy": {"name": "ddp", "static_graph": true}}
-    model: {class_path: pkg.Net, init_args: {...}}  {"model": {"class_path": "pkg.Net", ...}}
-
-Only what is selected is imported.
+A parser can only offer ``--strategy.static_graph`` when it knows that the strategy is ``ddp``. So what selects is read
+first, wherever it stands: in files, in the environment, and among the flags. Only what is selected is imported.
 """
 
 from __future__ import annotations
 
-import importlib
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from difflib import get_close_matches
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..errors import ConfigurationError
-from ..plugin_checks import base_class
-from ..registry import canonical, load
+from .script import Script
+from .settings import Settings, read_file, read_yaml
+from .slots import Slot, target_of
 
-PLUGINS = ("strategy", "accelerator", "precision", "launcher")
-CLASSES = ("model", "data")
-SELECTOR = {**dict.fromkeys(PLUGINS, "name"), **dict.fromkeys(CLASSES, "class_path")}
+BARE = frozenset({"--help", "-h", "--json", "--explain", "--print_config"})  # flags that stand without a value
+COMMAND_LINE = "the command line"
+
+
+class Flag(NamedTuple):
+    """One option: a flag or an environment variable. ``shown`` is how the user wrote it."""
+
+    key: str
+    value: str
+    shown: str
+    environment: bool
 
 
 @dataclass
 class Selection:
-    """A command line whose selecting flags and files are read.
+    """What a command line says.
 
-    ``flags``: the tokens that are left, for the parser. ``config``: defaults, files and selecting flags, the later ones
-    on top. ``targets``: the class (or a plugin's factory function) of each key that is selected. ``fixed``: the keys
-    whose class the script itself has given.
+    ``settings``: defaults, files and everything that selects. ``flags``: the other options, the later ones on top.
+    ``bare``: the flags without a value, each with what followed it. ``targets``: the class, or a plugin's factory
+    function, by key; ``callbacks.0`` is the first of several. ``slots``: the slot of each of these keys.
     """
 
-    flags: list[str] = field(default_factory=list)
-    config: dict[str, Any] = field(default_factory=dict)
+    settings: Settings
+    flags: list[Flag] = field(default_factory=list)
+    bare: dict[str, str] = field(default_factory=dict)
     targets: dict[str, Callable[..., Any]] = field(default_factory=dict)
-    fixed: frozenset[str] = frozenset()
+
+    @property
+    def slots(self) -> Mapping[str, Slot]:
+        return self.settings.slots
+
+    def keys_of(self, slot: Slot) -> list[str]:
+        """The keys of what fills a slot: its own, or one for each of several."""
+        held = self.settings.values.get(slot.key)
+        if not slot.several:
+            return [slot.key]
+        return [f"{slot.key}.{number}" for number in held] if isinstance(held, dict) else []
 
 
 def select(
-    argv: Sequence[str], fixed: Mapping[str, type[Any] | None], defaults: Mapping[str, Any] | None = None
+    command: str, argv: Sequence[str], script: Script, slots: Mapping[str, Slot], environ: Mapping[str, str]
 ) -> Selection:
-    """Read the selecting flags and files; import what they select."""
+    """Read files, environment and flags; import what they select."""
     if os.getcwd() not in sys.path and "" not in sys.path:
         sys.path.insert(0, os.getcwd())  # `trivet`, unlike `python -m trivet`, starts without it
-    targets: dict[str, Callable[..., Any]] = {key: cls for key, cls in fixed.items() if cls is not None}
-    selection = Selection(targets=targets, fixed=frozenset(targets))
-    selectors: dict[str, Any] = {}
-    layers: list[Mapping[str, Any]] = [defaults or {}]
-    tokens = iter(argv)
-    for token in tokens:
-        flag, equals, value = token.partition("=")
-        key = _selected_key(flag)
-        if key is None:
-            selection.flags.append(_without_init_args(token))
-            continue
-        text = value if equals else next(tokens, "")
-        if not text or text.startswith("--"):
-            raise ConfigurationError(f"{flag} was given without a value.")
-        if key == "config":
-            layers.append(_read(text))
-        else:
-            selectors[key] = _yaml(text, flag) if text.startswith("{") else text
-    for layer in [*layers, selectors]:
-        selection.config = _merge(selection.config, _expand(layer, targets))
-    for key in SELECTOR:
-        if key not in selection.fixed and (target := _target(key, selection.config)) is not None:
-            targets[key] = target
+    settings = Settings(slots, script.fixed, command)
+    selection = Selection(settings)
+    options = [*_variables(command, environ), *_options(argv, selection.bare)]
+    settings.merge(script.layer(slots), "the script")
+    for path in [option.value for option in options if option.key == "config"]:
+        settings.merge(read_file(path), path)
+    cleared: set[str] = set()
+    for option in options:
+        if option.key != "config":
+            _take(selection, option, cleared)
+    for slot in slots.values():
+        for key in selection.keys_of(slot):
+            _resolve(selection, slot, key)
     return selection
 
 
-def _selected_key(flag: str) -> str | None:
-    """``config``, or the key that a flag selects a plugin or class for, or None for any other flag."""
-    if flag == "--config":
-        return "config"
-    key, _, rest = flag.removeprefix("--").partition(".")
-    selecting = flag.startswith("--") and key in SELECTOR and rest in ("", "class_path", SELECTOR.get(key))
-    return key if selecting else None
+def _variables(command: str, environ: Mapping[str, str]) -> Iterator[Flag]:
+    """Options out of the environment: ``TRIVET_FIT__MODEL__LR`` is ``--model.lr`` of fit, and of its plan."""
+    prefix = f"TRIVET_{'FIT' if command == 'plan' else command.upper()}__"
+    for name in sorted(environ):
+        if name.startswith(prefix):
+            key = name.removeprefix(prefix).lower().replace("__", ".")
+            yield Flag(_plain_key(key), environ[name], name, True)
 
 
-def _without_init_args(token: str) -> str:
-    """``--model.init_args.lr`` means ``--model.lr``."""
-    key, _, rest = token.removeprefix("--").partition(".")
-    return f"--{key}.{rest.removeprefix('init_args.')}" if key in SELECTOR else token
-
-
-# ------------------------------------------------------------------------------------------------------- configuration
-
-
-def _read(path: str) -> dict[str, Any]:
-    try:
-        with open(path, encoding="utf-8") as file:
-            text = file.read()
-    except OSError as error:
-        raise ConfigurationError(f"--config {path!r} cannot be read: {error.strerror}.") from error
-    return _yaml(text, f"--config {path!r}")
-
-
-def _yaml(text: str, where: str) -> dict[str, Any]:
-    import yaml  # type: ignore[import-untyped]
-    from jsonargparse import get_loader
-
-    try:
-        loaded = get_loader("yaml")(text)  # unlike PyYAML's own, it reads 1e-3 as a number
-    except yaml.YAMLError as error:
-        raise ConfigurationError(f"{where} is not YAML: {error}") from error
-    if loaded is None:
-        return {}
-    if not isinstance(loaded, dict):
-        raise ConfigurationError(f"{where} holds {type(loaded).__name__!r}. Expected a mapping of flags to values.")
-    return loaded
-
-
-def _expand(layer: Mapping[str, Any], fixed: Mapping[str, Callable[..., Any]]) -> dict[str, Any]:
-    """Bring each selecting value, whatever its form, into ``{selector: name, option: value, ...}``."""
-    expanded = dict(layer)
-    for key, selector in SELECTOR.items():
-        value = expanded.pop(key, None)
-        if value is None:
+def _options(argv: Sequence[str], bare: dict[str, str]) -> Iterator[Flag]:
+    tokens = list(argv)
+    while tokens:
+        token = tokens.pop(0)
+        name, equals, value = token.partition("=")
+        if name in BARE:
+            follows = bool(tokens) and not tokens[0].startswith("-") and name == "--explain"
+            bare[name] = value if equals else tokens.pop(0) if follows else ""
             continue
-        if isinstance(value, (str, int)):
-            value = {selector: str(value)}
-        if not isinstance(value, Mapping):
-            raise ConfigurationError(f"{key}={value!r}. Expected a name, or a mapping with {selector!r} and options.")
-        options = dict(value)
-        options |= options.pop("init_args", None) or {}
-        name = options.pop("class_path", None)
-        if selector == "name":
-            name = options.pop("name", name)
-        if key in fixed and name not in (None, _path(fixed[key])):
+        name = {"-c": "--config"}.get(name, name)
+        if not name.startswith("--") or name == "--":
             raise ConfigurationError(
-                f"--{key} {name!r}: this script's {key} is {_path(fixed[key])!r}. Use `trivet` to run another one."
+                f"{token!r} belongs to no flag. Expected --flag value, or --flag=value, one value each; a list is "
+                "written '[a, b]'."
             )
-        if name is not None and key not in fixed:
-            options[selector] = canonical(key, name) if key in PLUGINS else name
-        expanded[key] = options
-    return expanded
+        if not equals:
+            if not tokens or tokens[0].startswith("--"):
+                raise ConfigurationError(f"{name} was given without a value.")
+            value = tokens.pop(0)
+        yield Flag(_plain_key(name.removeprefix("--")), value, name, False)
 
 
-def _path(target: Callable[..., Any]) -> str:
-    return f"{target.__module__}.{target.__qualname__}"
+def _plain_key(key: str) -> str:
+    """A key in our own spelling: without Lightning's ``trainer.``, and with ``_`` for ``-``."""
+    key = key.replace("-", "_").removeprefix("trainer.")
+    return "seed" if key == "seed_everything" else key
 
 
-def _merge(base: Mapping[str, Any], new: Mapping[str, Any], selector: str = "class_path") -> dict[str, Any]:
-    """``new`` on top of ``base``, mapping by mapping; options of a class that is no longer selected are dropped."""
-    if selector in base and selector in new and base[selector] != new[selector]:
-        return dict(new)
-    merged = dict(base)
-    for key, value in new.items():
-        old = merged.get(key)
-        if isinstance(old, Mapping) and isinstance(value, Mapping):
-            merged[key] = _merge(old, value, "name" if key in PLUGINS else "class_path")
-        else:
-            merged[key] = value
-    return merged
+def _take(selection: Selection, option: Flag, cleared: set[str]) -> None:
+    """Let an option select, or keep it for the parser. ``cleared``: slots for several that the flags began anew."""
+    settings = selection.settings
+    head, _, rest = option.key.partition(".")
+    append, head = head.endswith("+"), head.removesuffix("+")
+    slot = settings.slots.get(head)
+    if slot is None:
+        selection.flags.append(option)
+        return
+    rest = rest.removeprefix("init_args.")
+    keys = selection.keys_of(slot)
+    if rest in ("", "class_path", slot.selector):
+        append = append or (head in cleared and not option.environment)
+        before = _selected(settings, slot)
+        settings.fill(slot, _selecting(option, slot), option.shown, append=append)
+        if not option.environment:
+            cleared.add(head)
+            if not append and (slot.several or _selected(settings, slot) != before):
+                # what the environment says is for what it, or a file, selects
+                selection.flags = [f for f in selection.flags if not (f.environment and f.key.startswith(f"{head}."))]
+        return
+    if slot.several:
+        number, _, inner = rest.partition(".")
+        if not number.isdigit():
+            if not keys:
+                raise ConfigurationError(_none_selected(option, slot))
+            number, inner = keys[-1].rpartition(".")[2], rest
+        rest = f"{number}.{inner.removeprefix('init_args.')}"
+    selection.flags.append(option._replace(key=f"{head}.{rest}"))
 
 
-# ------------------------------------------------------------------------------------------------------------- classes
+def _selecting(option: Flag, slot: Slot) -> Any:
+    text = option.value
+    if text[:1] in "{[" or (slot.several and text in ("true", "false", "True", "False", "null")):
+        return read_yaml(text, option.shown)
+    return text
 
 
-def _target(key: str, config: Mapping[str, Any]) -> Callable[..., Any] | None:
-    name = config.get(key, {}).get(SELECTOR[key])
-    if name is None or (key in PLUGINS and name == "auto"):
-        return None
-    if key in PLUGINS and "." not in name:
-        return load(key, name)
-    from .. import DataModule, Module
-
-    bases: dict[str, type[Any]] = {"model": Module, "data": DataModule}
-    return import_class(name, bases.get(key) or base_class(key), f"--{key}")
+def _selected(settings: Settings, slot: Slot) -> Any:
+    held = settings.values.get(slot.key)
+    return held.get(slot.selector) if isinstance(held, dict) else None
 
 
-def import_class(path: str, base: type[Any], flag: str) -> type[Any]:
-    """Import ``package.module.Class`` and check that it is a ``base``. What the module itself raises is not caught."""
-    module_name, _, name = path.replace(":", ".").rpartition(".")
-    if not module_name:
+def _none_selected(option: Flag, slot: Slot) -> str:
+    article = "an" if slot.what[0] in "aeio" else "a"
+    name = "NAME" if slot.kind else "CLASS"
+    return (
+        f"{option.shown} is an option of {article} {slot.what}, but none is selected. Add --{slot.key} {name}"
+        f"{' before it' if slot.several else ''}."
+    )
+
+
+def _resolve(selection: Selection, slot: Slot, key: str) -> None:
+    settings = selection.settings
+    if slot.key in settings.fixed:
+        selection.targets[key] = settings.fixed[slot.key]
+        return
+    held: Any = settings.values
+    for part in key.split("."):
+        held = held.get(part) or {}
+    name = held.get(slot.selector)
+    if name is None and (slot.several or held):
+        source = settings.origins[f"{key}.{next(iter(held))}"][-1].source if held else ""
         raise ConfigurationError(
-            f"{flag} {path!r} is not an import path. Expected one such as 'package.module.{path}'."
+            f"{key} names no {'plugin' if slot.kind else 'class'}{f' ({source})' if source else ''}. Add "
+            f"{slot.selector!r} to its options {held!r}."
         )
-    try:
-        module = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
-            raise
-        raise ConfigurationError(
-            f"{flag} {path!r}: there is no module {error.name!r} in {os.getcwd()!r} or among the installed packages."
-        ) from error
-    found = getattr(module, name, None)
-    fitting = [n for n, v in vars(module).items() if isinstance(v, type) and issubclass(v, base) and v is not base]
-    if found is None:
-        near = get_close_matches(name, fitting, n=1, cutoff=0.4)
-        guess = f" Did you mean {module_name + '.' + near[0]!r}?" if near else ""
-        raise ConfigurationError(f"{flag} {path!r}: module {module_name!r} has no {name!r}.{guess}")
-    if not isinstance(found, type) or not issubclass(found, base):
-        raise ConfigurationError(
-            f"{flag} {path!r} is {found!r}. Expected a subclass of {base.__module__}.{base.__name__}."
-        )
-    return found
+    target = None if name is None else target_of(slot, name)
+    if target is not None:
+        selection.targets[key] = target
+        return
+    for flag in selection.flags:
+        if flag.key.startswith(f"{key}."):
+            raise ConfigurationError(_none_selected(flag, slot))

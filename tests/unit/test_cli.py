@@ -13,6 +13,8 @@ import trivet
 from distributions import Install
 from trivet.__main__ import main
 from trivet.commands import entry, job, parser, selection, text
+from trivet.commands.script import Script
+from trivet.commands.slots import slots
 from trivet.errors import ConfigurationError, RankFailed
 
 NET = '''
@@ -156,6 +158,7 @@ def test_flags_reach_trainer_model_and_data(fits: list[Any], capsys: pytest.Capt
         "width": 4,
         "lr": 1e-3,
         "backbone": {"class_path": "cli_net.Small", "init_args": {"depth": 3}},
+        "untyped": None,
     }
     assert trainer.config["strategy"]["name"] == "ddp"
     assert capsys.readouterr().out.startswith("fit: 0 epochs, 0 updates")
@@ -187,12 +190,20 @@ def test_configuration_files_in_every_form(folder: Path, fits: list[Any], strate
     assert plan.options["strategy"]["static_graph"] is True
 
 
+def chosen(*argv: str, command: str = "fit", **environ: str) -> selection.Selection:
+    return selection.select(command, argv, Script(), slots(trivet.Trainer), environ)
+
+
 def test_another_selection_drops_the_options_of_the_first(folder: Path) -> None:
     (folder / "a.yaml").write_text("strategy: {name: ddp, static_graph: true}\nmodel: {class_path: cli_net.Net, lr: 3}")
-    chosen = selection.select(["--config", "a.yaml", "--strategy", "single", "--model", "cli_net.Needy"], {})
-    assert chosen.config == {"strategy": {"name": "single"}, "model": {"class_path": "cli_net.Needy"}}
-    chosen = selection.select(["--config", "a.yaml", "--strategy", "ddp"], {})
-    assert chosen.config["strategy"] == {"name": "ddp", "static_graph": True}
+    found = chosen("--config", "a.yaml", "--strategy", "single", "--model", "cli_net.Needy").settings
+    assert found.values == {"strategy": {"name": "single"}, "model": {"class_path": "cli_net.Needy"}}
+    found = chosen("--config", "a.yaml", "--strategy", "ddp").settings
+    assert found.values["strategy"] == {"name": "ddp", "static_graph": True}
+    kept = chosen("--strategy", "ddp", TRIVET_FIT__STRATEGY="ddp", TRIVET_FIT__STRATEGY__STATIC_GRAPH="true")
+    assert [flag.key for flag in kept.flags] == ["strategy.static_graph"]
+    dropped = chosen("--strategy", "single", TRIVET_FIT__STRATEGY="ddp", TRIVET_FIT__STRATEGY__STATIC_GRAPH="true")
+    assert dropped.flags == []
 
 
 def test_the_stored_configuration_can_be_used_again(folder: Path, fits: list[Any]) -> None:
@@ -206,8 +217,9 @@ def test_the_stored_configuration_can_be_used_again(folder: Path, fits: list[Any
 
 def test_only_what_is_selected_is_imported(folder: Path) -> None:
     program = (
-        "import sys\nfrom trivet.commands.selection import select\n"
-        "select(['--strategy', 'single', '--precision', 'fp32'], {})\n"
+        "import sys, trivet\nfrom trivet.commands import script, selection, slots\n"
+        "argv = ['--strategy', 'single', '--precision', 'fp32']\n"
+        "selection.select('fit', argv, script.Script(), slots.slots(trivet.Trainer), {})\n"
         "print([n for n in ('trivet.strategies.ddp', 'trivet.precision.mixed') if n in sys.modules])"
     )
     out = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
@@ -256,8 +268,9 @@ def test_a_script_fixes_its_classes_and_defaults(fits: list[Any]) -> None:
 
 
 def test_defaults_that_the_trainer_does_not_know() -> None:
+    script = Script(trainer_defaults={"max_epoch": 3})
     with pytest.raises(ConfigurationError, match=r"trainer_defaults has 'max_epoch'\. Did you mean --max_epochs\?"):
-        parser.build_parser("fit", selection.Selection(), trivet.Trainer, prog="x", defaults={"max_epoch": 3})
+        parser.build_parser("fit", chosen(), script, trivet.Trainer, prog="x")
 
 
 # ------------------------------------------------------------------------------------------------------------- mistakes
@@ -272,18 +285,18 @@ def test_defaults_that_the_trainer_does_not_know() -> None:
         (["--model.with", "3"], "--model.with is not known. Did you mean --model.width?"),
         (["--strategy.static_graph", "true"], "is an option of a strategy, but none is selected. Add --strategy NAME."),
         (["--strategy"], "--strategy was given without a value"),
-        (["--model.lr", "high"], "model.lr"),
+        (["--model.lr", "high"], "--model.lr 'high'. Expected float."),
         (["--model", "cli_net.Nett"], "module 'cli_net' has no 'Nett'. Did you mean 'cli_net.Net'?"),
         (["--model", "cli_nut.Net"], "there is no module 'cli_nut'"),
         (["--model", "Net"], "is not an import path"),
         (["--model", "cli_net.Data"], "Expected a subclass of trivet.module.Module"),
-        (["--model", "cli_net.Needy"], "model.name"),
+        (["--model", "cli_net.Needy"], "model.name must be given: --model.name VALUE, or in a --config file."),
         (["--config", "missing.yaml"], "--config 'missing.yaml' cannot be read"),
         (["--config", "list.yaml"], "Expected a mapping"),
         (["--config", "torn.yaml"], "is not YAML"),
-        (["--config", "typo.yaml"], "configuration key 'max_epoch': is not known. Did you mean --max_epochs?"),
+        (["--config", "typo.yaml"], "typo.yaml: max_epoch is not known. Did you mean max_epochs?"),
         (["--config", "value.yaml"], "Expected a name, or a mapping with 'name' and options"),
-        (["stray"], "stray"),
+        (["stray"], "'stray' belongs to no flag"),
     ],
 )
 def test_mistakes_get_one_message(folder: Path, capsys: Any, fits: list[Any], argv: list[str], message: str) -> None:

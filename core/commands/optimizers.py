@@ -1,0 +1,68 @@
+"""``--optimizer`` and ``--lr_scheduler``: optimizers that the command line gives to a module."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from ..engine import read_optimizers
+from ..errors import ConfigurationError
+from ..hooks import overrides
+from ..module import Module
+
+if TYPE_CHECKING:
+    from torch.optim import Optimizer
+
+ENTRY = ("interval", "frequency", "monitor")  # options of the schedule rather than of the scheduler's class
+
+
+@dataclass(frozen=True)
+class Part:
+    """A class and what it is made with, beside its first argument."""
+
+    cls: Callable[..., Any]
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+def replace_optimizers(module: Module, optimizer: Part | None, scheduler: Part | None) -> None:
+    """Let the module be trained with these in place of its own; with a scheduler alone, on its own optimizer.
+
+    Raises ConfigurationError for a scheduler alone where the module has no configure_optimizers.
+    """
+    if optimizer is None and scheduler is None:
+        return
+    if optimizer is None and not overrides(module, Module, "configure_optimizers"):
+        raise ConfigurationError(
+            f"--lr_scheduler: {type(module).__name__} has no configure_optimizers(). Add --optimizer NAME, too."
+        )
+    own = module.configure_optimizers
+    # an attribute of this one object, which travels to worker processes with it
+    module.configure_optimizers = partial(configure, module, own, optimizer, scheduler)  # type: ignore[method-assign]
+
+
+def configure(module: Module, own: Callable[[], Any], optimizer: Part | None, scheduler: Part | None) -> Any:
+    """What stands for `Module.configure_optimizers`."""
+    made = _made(module, own, optimizer)
+    if scheduler is None:
+        return made
+    options = dict(scheduler.options)
+    accepted = {name: options.pop(name) for name in ENTRY if name in options}
+    return {"optimizer": made, "lr_scheduler": {"scheduler": scheduler.cls(made, **options), **accepted}}
+
+
+def _made(module: Module, own: Callable[[], Any], optimizer: Part | None) -> Optimizer:
+    if optimizer is not None:
+        params = [param for param in module.parameters() if param.requires_grad]
+        if not params:
+            raise ConfigurationError(f"{type(module).__name__} has no parameter that can be trained.")
+        made: Optimizer = optimizer.cls(params, **optimizer.options)
+        return made
+    optimizers, _ = read_optimizers(own(), module)
+    if len(optimizers) != 1:
+        raise ConfigurationError(
+            f"--lr_scheduler is for one optimizer, and {type(module).__name__}.configure_optimizers() returns "
+            f"{len(optimizers)}. Add --optimizer CLASS, or make the scheduler there."
+        )
+    return optimizers[0]

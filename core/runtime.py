@@ -35,11 +35,32 @@ class RuntimeModule(nn.Module):
     def __init__(self, engine: Engine) -> None:
         super().__init__()
         self._engine = (engine,)  # in a tuple, so that nn.Module does not register what is inside
+        self._inside = False
+        self.called = False  # since the last step
+        # The StepModule does not call the user's module, but its forward: who calls it is past strategy and precision.
+        self.guard = engine.module.register_forward_pre_hook(lambda module, args: self._refuse_past(module))
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         engine = self._engine[0]
-        root = engine.root if torch.is_grad_enabled() else engine.strategy.evaluate(engine.root)
-        return root("forward", *args, **kwargs)
+        if not torch.is_grad_enabled():
+            return engine.strategy.evaluate(engine.root)("forward", *args, **kwargs)
+        self.called = self._inside = True
+        try:
+            return engine.root("forward", *args, **kwargs)
+        finally:
+            self._inside = False
+
+    def _refuse_past(self, module: nn.Module) -> None:
+        if module is self.module and torch.is_grad_enabled() and not self._inside:  # and not a copy of it
+            raise self.past(f"{type(module).__name__} was called")
+
+    def past(self, what: str) -> ConfigurationError:
+        """What to raise where a forward went past this module."""
+        return ConfigurationError(
+            f"{what} past the module that runtime.setup returned, so that strategy and precision knew nothing of it. "
+            "Keep what it returns, `model, optimizer = runtime.setup(model, optimizer)`, and call that; other methods and "
+            "layers of your module are called in its forward."
+        )
 
     def train(self, mode: bool = True) -> RuntimeModule:
         self._engine[0].module.train(mode)
@@ -112,6 +133,7 @@ class Runtime:
         self.plan, self._launcher = resolved.plan, resolved.launcher
         self.world = World()
         self._engines: list[Engine] = []
+        self._modules: list[RuntimeModule] = []
         self._clips: dict[Optimizer, Clip] = {}
         self._scaler: LossScaler | None = None
         self._group: Group | None = None
@@ -160,7 +182,10 @@ class Runtime:
         for engine in self._engines:
             engine.strategy.teardown(engine.root)
             engine.root = engine.step
+        for module in self._modules:
+            module.guard.remove()
         self._engines.clear()
+        self._modules.clear()
         gc.collect()
         self.accelerator.teardown()
 
@@ -174,7 +199,7 @@ class Runtime:
         self._group = Group.open(world, self.plan.backend if world.world_size > 1 else None, self.device)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_engines": [], "_clips": {}, "_group": None, "_scaler": None}
+        return {**self.__dict__, "_engines": [], "_modules": [], "_clips": {}, "_group": None, "_scaler": None}
 
     def _active(self) -> Group:
         if self._group is None:
@@ -219,6 +244,7 @@ class Runtime:
             self._scaler = LossScaler(precision.scaling)
         self._engines.append(engine)
         wrapped = RuntimeModule(engine)
+        self._modules.append(wrapped)
         if not optimizers:
             return wrapped
         return (wrapped, *(RuntimeOptimizer(optimizer, self) for optimizer in optimizers))
@@ -233,6 +259,8 @@ class Runtime:
     def backward(self, loss: Tensor) -> None:
         """Backward, with the loss scaled as the precision wants it."""
         engine = self._engine()
+        if not self._modules[0].called:
+            raise self._modules[0].past("backward was called for a loss that was computed")
         engine.strategy.backward(engine.root, loss * self._scaler.scale if self._scaler is not None else loss)
 
     def no_sync(self) -> AbstractContextManager[Any]:
@@ -254,6 +282,8 @@ class Runtime:
         if self._scaler is not None:
             self._scaler.update()
         engine.root = engine.strategy.refresh(engine.root)
+        if len(engine.optimizers) == 1:  # with several a forward may serve all of them
+            self._modules[0].called = False
         return result
 
     def zero_grad(self, optimizer: RuntimeOptimizer, set_to_none: bool = True) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from ranks import outcomes, run
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 from torch.utils.data import DataLoader, TensorDataset
+from trivet.errors import ConfigurationError
 from trivet.layout import sharded, whole
 from trivet.strategies.elementwise import ELEMENTWISE
 from trivet.strategies.fsdp import FSDP
@@ -289,3 +291,59 @@ def test_runtime_accumulates_clips_saves_and_loads(strategy: str, algorithm: str
         assert_same(weights, expected)
     for weights in run(2, in_runtime, strategy, 2, tmp_path / "single", algorithm, True):
         assert_same(weights, expected)
+
+
+PAST = {
+    "itself": lambda model, net, x: net(x),
+    "its module": lambda model, net, x: model.module(x),
+    "a layer": lambda model, net, x: net[0](x),
+}
+
+
+def past(strategy: str, devices: int, way: str) -> str:
+    """Task: the refusal of a forward that goes another way than through what setup returned, in the second update."""
+
+    def train(runtime: trivet.Runtime) -> str:
+        net = nn.Sequential(nn.Linear(3, 3), nn.Tanh())
+        model, optimizer = runtime.setup(net, torch.optim.SGD(net.parameters(), lr=0.1))
+        x = torch.ones(2, 3)
+        runtime.backward(model(x).mean())
+        optimizer.step()
+        with pytest.raises((ConfigurationError, RuntimeError)) as caught:
+            runtime.backward(PAST[way](model, net, x).mean())
+        return str(caught.value)
+
+    text: str = trivet.Runtime(accelerator="cpu", strategy=strategy, devices=devices).launch(train)
+    return text
+
+
+@pytest.mark.parametrize("way", PAST)
+@pytest.mark.parametrize("strategy", ["single", *STRATEGIES])
+def test_a_forward_past_the_wrapper_is_refused(strategy: str, way: str) -> None:
+    devices = 1 if strategy == "single" else 2
+    for text in run(devices, past, strategy, devices, way):
+        if way == "a layer" and strategy in ("zero3", "fsdp"):
+            assert "mixed torch.Tensor and DTensor" in text  # torch's own, since the layer never ran
+        else:
+            assert "past the module that runtime.setup returned" in text
+
+
+def test_a_module_that_calls_itself_in_its_forward_is_none() -> None:
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(3, 3)
+
+        def forward(self, x: Tensor, again: bool = True) -> Tensor:
+            return self(self.layer(x), again=False) if again else self.layer(x)
+
+    def train(runtime: trivet.Runtime) -> None:
+        net = Twice()
+        model, optimizer = runtime.setup(net, torch.optim.SGD(net.parameters(), lr=0.1))
+        runtime.backward(model(torch.ones(2, 3)).mean())
+        optimizer.step()
+        copy.deepcopy(net)(torch.ones(2, 3))
+        with torch.no_grad():
+            net(torch.ones(2, 3))
+
+    trivet.Runtime(accelerator="cpu", strategy="single").launch(train)

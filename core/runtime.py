@@ -58,8 +58,8 @@ class RuntimeModule(nn.Module):
         """What to raise where a forward went past this module."""
         return ConfigurationError(
             f"{what} past the module that runtime.setup returned, so that strategy and precision knew nothing of it. "
-            "Keep what it returns, `model, optimizer = runtime.setup(model, optimizer)`, and call that; other methods and "
-            "layers of your module are called in its forward."
+            "Call what it returns, `model, optimizer = runtime.setup(model, optimizer)`; methods and layers of your "
+            "module are called in its forward."
         )
 
     def train(self, mode: bool = True) -> RuntimeModule:

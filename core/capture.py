@@ -79,6 +79,7 @@ def restore(run: Run, state: TrainState, path: str | Path) -> None:
             f"the checkpoint holds {len(state.schedulers)} schedulers, configure_optimizers returned "
             f"{len(engine.schedules)}."
         )
+    load_callbacks(trainer.callbacks, state.callbacks)  # first: one may have added groups to an optimizer
     load_optimizers(engine, state, path)
     for schedule, saved in zip(engine.schedules, state.schedulers, strict=True):
         schedule.scheduler.load_state_dict(saved)
@@ -96,7 +97,6 @@ def restore(run: Run, state: TrainState, path: str | Path) -> None:
     run.logged_at = run.progress.update
     if trainer.datamodule is not None:
         trainer.datamodule.load_state_dict(state.datamodule)
-    load_callbacks(trainer.callbacks, state.callbacks)
     call(run.hooks.on_load_checkpoint, state.user)
     run.resumed = True
 

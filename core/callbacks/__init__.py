@@ -13,11 +13,16 @@ if TYPE_CHECKING:
     from .checkpoint import Checkpoint as Checkpoint
     from .device_stats import DeviceStatsMonitor as DeviceStatsMonitor
     from .early_stopping import EarlyStopping as EarlyStopping
+    from .finetuning import BackboneFinetuning as BackboneFinetuning
+    from .finetuning import BaseFinetuning as BaseFinetuning
     from .lambda_callback import LambdaCallback as LambdaCallback
     from .learning_rate import LearningRateMonitor as LearningRateMonitor
     from .model_checkpoint import ModelCheckpoint as ModelCheckpoint
     from .on_exception import OnExceptionCheckpoint as OnExceptionCheckpoint
+    from .prediction_writer import PredictionWriter as PredictionWriter
     from .progress import ProgressBar as ProgressBar
+    from .progress_bars import RichProgressBar as RichProgressBar
+    from .progress_bars import TQDMProgressBar as TQDMProgressBar
     from .summary import ModelSummary as ModelSummary
     from .summary import RichModelSummary as RichModelSummary
     from .swa import StochasticWeightAveraging as StochasticWeightAveraging
@@ -25,6 +30,8 @@ if TYPE_CHECKING:
     from .timer import Timer as Timer
 
 _PUBLIC = {
+    "BackboneFinetuning": "finetuning",
+    "BaseFinetuning": "finetuning",
     "Callback": "callback",
     "Checkpoint": "checkpoint",
     "DeviceStatsMonitor": "device_stats",
@@ -36,9 +43,12 @@ _PUBLIC = {
     "ModelCheckpoint": "model_checkpoint",
     "ModelSummary": "summary",
     "OnExceptionCheckpoint": "on_exception",
+    "PredictionWriter": "prediction_writer",
     "ProgressBar": "progress",
     "RichModelSummary": "summary",
+    "RichProgressBar": "progress_bars",
     "StochasticWeightAveraging": "swa",
+    "TQDMProgressBar": "progress_bars",
     "ThroughputMonitor": "throughput",
     "Timer": "timer",
     "WeightAveraging": "averaging",

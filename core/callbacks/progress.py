@@ -28,11 +28,25 @@ class ProgressBar(Callback):
     Args:
         refresh_interval: Seconds between two refreshes of the bar; at least 0.1.
         line_interval: Seconds between two lines within an epoch, where there is no terminal.
+        leave: Leave the bar of each epoch on the terminal.
+        console_options: More for `rich.console.Console`.
+
+    Attributes:
+        enabled: False shows nothing.
     """
 
-    def __init__(self, refresh_interval: float = 0.1, line_interval: float = 10.0) -> None:
+    def __init__(
+        self,
+        refresh_interval: float = 0.1,
+        line_interval: float = 10.0,
+        *,
+        leave: bool = False,
+        console_options: Mapping[str, Any] | None = None,
+    ) -> None:
         self.refresh_interval = max(refresh_interval, 0.1)
         self.line_interval = line_interval
+        self.leave, self.console_options, self.enabled = leave, dict(console_options or {}), True
+        self._shown_epoch = -1
         self._due = inf  # when to show something; never, on ranks that are silent
         self._interval = line_interval
         self._started = 0.0
@@ -43,6 +57,18 @@ class ProgressBar(Callback):
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_rich": None, "_train": None, "_val": None, "_due": inf}
+
+    def get_metrics(self, trainer: Trainer, module: Module) -> dict[str, float]:
+        """What is shown behind the bar; override it to leave out some or to add others. Called for a refresh only."""
+        return dict(trainer.progress_bar_metrics)
+
+    def disable(self) -> None:
+        """Show nothing from the next run on."""
+        self.enabled = False
+
+    def enable(self) -> None:
+        """The reverse of `disable`."""
+        self.enabled = True
 
     def on_fit_start(self, trainer: Trainer, module: Module) -> None:
         self._start(trainer)
@@ -58,27 +84,29 @@ class ProgressBar(Callback):
             return
         self._due = time.perf_counter() + self._interval
         if self._rich is None:
-            _print(f"{_epoch(trainer)}: {self._speed(trainer)}{_text(trainer.progress_bar_metrics)}")
+            _print(f"{_epoch(trainer)}: {self._speed(trainer)}{_text(self.get_metrics(trainer, module))}")
         else:
-            self._refresh(trainer)
+            self._refresh(trainer, module)
 
     def on_train_epoch_end(self, trainer: Trainer, module: Module) -> None:
         if self._due == inf:
             return
         if self._rich is None:
-            _print(f"{_epoch(trainer)}: {self._speed(trainer)}{_text(trainer.progress_bar_metrics)}")
+            _print(f"{_epoch(trainer)}: {self._speed(trainer)}{_text(self.get_metrics(trainer, module))}")
         else:
-            self._refresh(trainer)
+            self._refresh(trainer, module)
 
     def on_train_end(self, trainer: Trainer, module: Module) -> None:
         self._stop()
 
     def on_validation_start(self, trainer: Trainer, module: Module) -> None:
-        if self._due == inf and self._rich is None:  # validate without fit
-            self._start(trainer)
-        if self._rich is not None and self._val is None:
-            title = "sanity check" if trainer.sanity_checking else "validation"
-            self._val = self._rich.add_task(title, total=None, speed="", metrics="")
+        self._begin_evaluation(trainer, "sanity check" if trainer.sanity_checking else "validation")
+
+    def on_test_start(self, trainer: Trainer, module: Module) -> None:
+        self._begin_evaluation(trainer, "test")
+
+    def on_predict_start(self, trainer: Trainer, module: Module) -> None:
+        self._begin_evaluation(trainer, "prediction")
 
     def on_validation_batch_end(
         self, trainer: Trainer, module: Module, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
@@ -90,6 +118,8 @@ class ProgressBar(Callback):
             self._rich.update(self._val, completed=batch_idx + 1)
             self._rich.refresh()
 
+    on_test_batch_end = on_predict_batch_end = on_validation_batch_end
+
     def on_sanity_check_end(self, trainer: Trainer, module: Module) -> None:
         self.on_validation_end(trainer, module)  # which is not called for a sanity check
 
@@ -97,6 +127,8 @@ class ProgressBar(Callback):
         if self._rich is not None and self._val is not None:
             self._rich.remove_task(self._val)
             self._val = None
+
+    on_test_end = on_predict_end = on_validation_end
 
     def on_exception(self, trainer: Trainer, module: Module, exception: BaseException) -> None:
         self._stop()
@@ -106,14 +138,21 @@ class ProgressBar(Callback):
 
     def _start(self, trainer: Trainer) -> None:
         self._stop()
-        if not trainer.is_global_zero:
+        self._shown_epoch = -1
+        if not trainer.is_global_zero or not self.enabled:
             return
         on_terminal = is_terminal()
         self._interval = self.refresh_interval if on_terminal else self.line_interval
         self._due = time.perf_counter() + self._interval
         if on_terminal:
-            self._rich = _rich_progress()
+            self._rich = _rich_progress(self.leave, self.console_options)
             self._rich.start()
+
+    def _begin_evaluation(self, trainer: Trainer, title: str) -> None:
+        if self._due == inf and self._rich is None:  # without fit
+            self._start(trainer)
+        if self._rich is not None and self._val is None:
+            self._val = self._rich.add_task(title, total=None, speed="", metrics="")
 
     def _stop(self) -> None:
         self._due = inf
@@ -127,20 +166,21 @@ class ProgressBar(Callback):
             return
         self._due = self._started + self._interval
         if self._rich is not None:
-            if self._train is not None:
+            if self._train is not None and not (self.leave and self._shown_epoch != trainer.current_epoch):
                 self._rich.remove_task(self._train)
+            self._shown_epoch = trainer.current_epoch
             total = trainer.num_updates
             self._train = self._rich.add_task(_epoch(trainer), total=total, speed="", metrics="")
             self._rich.refresh()
 
-    def _refresh(self, trainer: Trainer) -> None:
+    def _refresh(self, trainer: Trainer, module: Module) -> None:
         if self._rich is None or self._train is None:
             return
         self._rich.update(
             self._train,
             completed=trainer.progress.epoch_update,
             speed=f"{self._rate(trainer):.1f} it/s",
-            metrics=_text(trainer.progress_bar_metrics).removeprefix(", "),
+            metrics=_text(self.get_metrics(trainer, module)).removeprefix(", "),
         )
         self._rich.refresh()
 
@@ -165,7 +205,7 @@ def is_terminal() -> bool:
         return False
 
 
-def _rich_progress() -> Progress:
+def _rich_progress(leave: bool, console_options: Mapping[str, Any]) -> Progress:
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -178,9 +218,9 @@ def _rich_progress() -> Progress:
         TextColumn("{task.fields[speed]}", markup=False),
         TimeRemainingColumn(compact=True),
         TextColumn("{task.fields[metrics]}", markup=False),
-        console=Console(file=sys.stdout),
+        console=Console(file=sys.stdout, **console_options),
         auto_refresh=False,
-        transient=True,
+        transient=not leave,
     )
 
 

@@ -176,10 +176,11 @@ def _not_found(kind: str, name: str, listed: list[Entry], unreadable: list[str])
         available.add("auto")
     aliases = {alias for alias, meant in ALIASES.get(kind, {}).items() if meant in counts}
     names = {known.lower(): known for known in sorted({*available, *counts, *aliases})}
-    near = [names[found] for found in get_close_matches(name.lower(), names, n=1, cutoff=0.5)]
+    meant = canonical(kind, name)
+    near = [names[found] for found in get_close_matches(meant.lower(), names, n=1, cutoff=0.5)]
     text = f"no {kind} is named {name!r}."
-    if canonical(kind, name) != name:
-        text = f"no {kind} is named {canonical(kind, name)!r}, for which {name!r} is an alias."
+    if meant != name and kind != "callback":  # whose class names are no aliases
+        text = f"no {kind} is named {meant!r}, for which {name!r} is an alias."
     elif near:
         text += f" Did you mean {near[0]!r}?"
     text += f" Available: {', '.join(sorted(available)) or 'none'}."

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from .capabilities import Plan as Plan
     from .capabilities import negotiate as negotiate
     from .commands.entry import cli as cli
+    from .data.combined import CombinedLoader as CombinedLoader
     from .data.datamodule import DataModule as DataModule
     from .launch.environment import Environment as Environment
     from .launch.launcher import Launcher as Launcher
@@ -37,6 +38,7 @@ _PUBLIC = {
     "Accelerator": "plugins",
     "Callback": "callbacks.callback",
     "Checkpoint": "callbacks.checkpoint",
+    "CombinedLoader": "data.combined",
     "DataModule": "data.datamodule",
     "Environment": "launch.environment",
     "Launcher": "launch.launcher",

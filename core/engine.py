@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 
 from . import materialize
 from .errors import ConfigurationError
-from .hooks import call
+from .hooks import SHORTER, call, takes
 from .plugins import Accelerator, Clip, Context, Precision, Strategy
 from .scaling import LossScaler
 
@@ -40,11 +40,15 @@ class StepModule(nn.Module):
         self.context: AbstractContextManager[Any] | None = precision.forward_context(device_type)
         casts = type(precision).cast_batch is not Precision.cast_batch
         self.cast: Callable[[Any], Any] | None = precision.cast_batch if casts else None
+        # steps that the user wrote without batch_idx
+        self.short = frozenset(step for step in SHORTER if not takes(getattr(module, step, None), 2))
 
     def forward(self, step: str, *args: Any, **kwargs: Any) -> Any:
         """``step`` names a method of the user's module; the rest are its arguments."""
         if self.cast is not None:
             args = tuple(map(self.cast, args))
+        if self.short and step in self.short:
+            args = args[:1]
         if self.context is None:
             return getattr(self._user, step)(*args, **kwargs)
         with self.context:

@@ -47,16 +47,20 @@ def evaluate(run: Run, kind: str, *, limit: int | None = None) -> dict[str, floa
             for number, data in enumerate(loaders):
                 several = (number,) if len(loaders) > 1 else ()
                 metrics.suffix = f"/dataloader_idx_{number}" if several else ""
-                run.loader = data
+                run.loader, mine = data, 0.0
                 batches: Iterable[tuple[Any, int, float]] = islice(data, limit)
                 if together:
                     batches = joint(batches, run.world, run.group.device)
                 for batch, index, samples in batches:
                     take_part = one_batch if samples or not together else borrowed_batch
                     take_part(run, kind, root, batch, index, samples, several)
+                    mine += samples
+                if not mine:
+                    metrics.packed.without.append(metrics.suffix)
         metrics.suffix, metrics.defaults = "", EPOCH if kind != "predict" else None
         call(getattr(hooks, f"on_{kind}_epoch_end"))
         row, rows = metrics.epoch_row(), metrics.batch_rows()
+        metrics.packed.without = []
         if limit is None:
             for each in (*rows, row):
                 log_row(run, each)

@@ -67,8 +67,10 @@ def check_names(owner: object, base: type) -> None:
                 )
 
 
-def takes(method: Callable[..., Any], count: int) -> bool:
-    """Whether a method can be called with so many positional arguments."""
+def takes(method: Callable[..., Any] | None, count: int) -> bool:
+    """Whether a method can be called with so many positional arguments; one that is not there is not in the way."""
+    if method is None:
+        return True
     try:
         inspect.signature(method).bind(*range(count))
     except (TypeError, ValueError):

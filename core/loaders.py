@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from .data.combined import combined, evaluation_loaders
+from .data.combined import combined, eval_data, evaluation_loaders
 from .data.datamodule import DataModule
 from .data.evaluation import EvalData
 from .data.train import TrainData
@@ -40,7 +40,7 @@ def load(
         )
     trainer.eval_data = {
         kind: [
-            EvalData(one, rank=world.rank, world_size=world.world_size, seed=seed, limit=limit)
+            eval_data(one, rank=world.rank, world_size=world.world_size, seed=seed, limit=limit)
             for one in eval_loaders(trainer, job, kind)
         ]
         for kind, limit in (

@@ -29,35 +29,37 @@ class Packed:
     def __init__(self, stage: str, group: Group) -> None:
         self.stage, self.group = stage, group
         self.room = 32
+        self.without: list[str] = []  # endings of names that this rank had no batch for; "" where it had none at all
 
     def reduce(self, entries: Sequence[str], values: Tensor, weights: Sequence[float]) -> dict[str, float]:
         """Entry -> reduced value of all ranks; each begins with its reduction (`Slot.entry`), or with "object".
 
-        All ranks call it together; the result is read on the host. A rank with no entries at all, which had no batch,
-        joins with nothing. Raises TrivetError on all ranks where the others have different entries.
+        All ranks call it together; the result is read on the host. A rank without a batch for some entries
+        (``without``, or no entries at all) joins with nothing there. Raises TrivetError on all ranks where the others
+        have different ones.
         """
         pairs = self._gather(entries, values, weights)
         if all(row[:HEADER] == pairs[0][:HEADER] for row in pairs):
             everyone = [list(entries)] * len(pairs)
         else:
-            texts = self.group.exchange(f"metrics/{self.stage}", json.dumps(list(entries)))
-            everyone = [json.loads(text) for text in texts]
-            self._refuse(everyone)
+            texts = self.group.exchange(f"metrics/{self.stage}", json.dumps([list(entries), self.without]))
+            everyone = [json.loads(text)[0] for text in texts]
+            self._refuse(everyone, [tuple(json.loads(text)[1]) for text in texts])
         shares: dict[str, list[tuple[float, float]]] = {}
         for row, names in zip(pairs, everyone, strict=True):
             for i, entry in enumerate(names):
                 shares.setdefault(entry, []).append((row[HEADER + 2 * i], row[HEADER + 2 * i + 1]))
         return {entry: combine(entry.split(" ", 1)[0], found) for entry, found in shares.items()}
 
-    def _refuse(self, everyone: list[list[str]]) -> None:
+    def _refuse(self, everyone: list[list[str]], without: list[tuple[str, ...]]) -> None:
         """Raise where a rank lacks what another logged, unless that may be."""
         union = dict.fromkeys(entry for entries in everyone for entry in entries)
         needed = {e: e.split(" ", 3)[3] for e in union if not e.split(" ", 3)[2].endswith("?")}
-        told = [
-            f"rank {rank} did not log {sorted(name for entry, name in needed.items() if entry not in entries)}"
-            for rank, entries in enumerate(everyone)
-            if entries and not needed.keys() <= set(entries)
+        missing = [
+            sorted(name for entry, name in needed.items() if entry not in entries and not name.endswith(excused))
+            for entries, excused in zip(everyone, without, strict=True)
         ]
+        told = [f"rank {rank} did not log {m}" for rank, m in enumerate(missing) if m and everyone[rank]]
         if told:
             raise TrivetError(
                 f"ranks log different metrics in {self.stage}: {'; '.join(told)}. A value that is reduced over ranks "

@@ -371,7 +371,7 @@ class Trainer(View):
         resolved = self.resolve(job.module, world)
         job.check(self, resolved)
         job.seed = torch.initial_seed() & (2**63 - 1)
-        self.should_stop, self._module = False, job.module
+        self.should_stop, self._module, self.predictions = False, job.module, None
         self.callbacks = flags.with_those_of(job.module, self.callbacks)
         if self.enable_progress_bar and (world is None or world.rank == 0):
             print(resolved.plan.banner(), file=sys.stderr, flush=True)

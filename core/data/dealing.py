@@ -39,20 +39,23 @@ def micro_batches(batches: int, world_size: int) -> int:
     return -(-batches // world_size)
 
 
-def deal(window: Sequence[Any], rank: int, world_size: int, *, prebuilt: bool = False) -> tuple[list[Piece], float]:
+def deal(
+    window: Sequence[Any], rank: int, world_size: int, *, prebuilt: bool = False, whole: bool = False
+) -> tuple[list[Piece], float]:
     """This rank's micro-batches of a window of the user's batches, and the samples of all ranks.
 
     Micro-batch ``j`` of rank ``r`` is the user's batch ``j * W + r`` where the batches divide evenly among the ranks.
     Otherwise the window's samples are cut, in order, into equal pieces whose sizes differ by at most one; ``prebuilt``
-    batches (each is one index) cannot be cut and stay whole.
+    batches (each is one index) cannot be cut and stay whole; others do where ``whole`` is set.
     """
     sizes = [prebuilt_size(index) for index in window] if prebuilt else [len(batch) for batch in window]
     total = sum(sizes)
     if world_size == 1 and len(window) == 1:
         return [Piece(window[0], 0, total)], total
-    if prebuilt:
+    if prebuilt or whole:
+        offsets = [n if prebuilt else sum(sizes[:n]) for n in range(len(window))]
         pieces = [
-            Piece(window[n], n, sizes[n]) if n < len(window) else Piece(window[0], 0, 0)
+            Piece(window[n], offsets[n], sizes[n]) if n < len(window) else Piece(window[0], 0, 0)
             for n in range(rank, micro_batches(len(window), world_size) * world_size, world_size)
         ]
     elif len(window) % world_size == 0:

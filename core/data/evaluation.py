@@ -23,8 +23,9 @@ from .stream import LocalBatches
 class _Turns:
     """The copy's batch sampler: every ``world_size``-th batch of the user's, whole."""
 
-    def __init__(self, loader: DataLoader[Any], rank: int, world_size: int, seed: int) -> None:
-        self.order, self.rank, self.world_size, self.seed = Order(loader, seed), rank, world_size, seed
+    def __init__(self, loader: DataLoader[Any], rank: int, world_size: int, seed: int, repeats: bool) -> None:
+        self.order = Order(loader, seed, repeats=repeats)
+        self.rank, self.world_size, self.seed = rank, world_size, seed
         self.prebuilt, self.seeded = loader.batch_sampler is None, not draws_nothing(loader)
         self.limit: int | None = None
         self.sizes: deque[tuple[int, int, list[Any]]] = deque()
@@ -54,18 +55,30 @@ class EvalData:
     Loaders that are not read by index are read by each rank for itself (`sharding.local_part`).
     """
 
-    def __init__(self, loader: Any, *, rank: int, world_size: int, seed: int, limit: int | float | None = None) -> None:
+    def __init__(
+        self,
+        loader: Any,
+        *,
+        rank: int,
+        world_size: int,
+        seed: int,
+        limit: int | float | None = None,
+        total: int | None = None,
+        repeats: bool = False,
+    ) -> None:
+        """``total`` is a number of all ranks' batches instead of ``limit``, which may go over the end if it repeats."""
         seed = derive(seed, EVAL)
         self._rank, self._world_size, self._text = rank, world_size, describe(loader)
         self._turns: _Turns | None = None
-        self.indices: list[Any] | None = None
+        self.indices: Any = None
         self._limit = limit
         if is_indexed(loader):
             refuse_distributed_samplers(loader, world_size)
-            self._turns = _Turns(loader, rank, world_size, seed)
+            self._turns = _Turns(loader, rank, world_size, seed, repeats)
             self._loader: Any = dealt_loader(loader, self._turns, seeded=self._turns.seeded)
             self._measured: Any = index_source(loader)
-            self._turns.limit = limited(limit, known_length(self._measured), world_size, self._text)
+            allowed = limited(limit, known_length(self._measured), world_size, self._text)
+            self._turns.limit = total if total is not None else allowed
         else:
             self._local = LocalBatches(loader, rank=rank, world_size=world_size, seed=seed)
             self._measured = self._local.part

@@ -41,6 +41,7 @@ class _Deal:
         self.plans: deque[_Plan] = deque()
         self.epoch = self.skip = 0
         self.window_size = 1
+        self.whole = False
         self.limit: int | None = None
 
     def __iter__(self) -> Iterator[Any]:
@@ -62,7 +63,7 @@ class _Deal:
             index = self.index_after(skipped)
         seed, epoch, rank, world_size, prebuilt = self.seed, self.epoch, self.rank, self.world_size, self.prebuilt
         for window, last in windows(stream, self.window_size):
-            pieces, total = deal(window, rank, world_size, prebuilt=prebuilt)
+            pieces, total = deal(window, rank, world_size, prebuilt=prebuilt, whole=self.whole)
             end = position + (len(window) if prebuilt else int(total))
             self.plans.append(_Plan(pieces, total, index, end, last))
             for piece in pieces:
@@ -101,15 +102,21 @@ class Indexed:
         seed: int,
         limit: int | float | None,
         weigh: Weigh | None,
+        whole: bool = False,
+        total: int | None = None,
     ) -> None:
+        """``total`` is the number of the user's batches in an epoch, for which they begin anew where they end.
+
+        With ``whole`` no batch is cut.
+        """
         refuse_distributed_samplers(loader, world_size)
-        self._world_size, self._limit, self._weigh = world_size, limit, weigh
+        self._world_size, self._limit, self._weigh, self._total = world_size, limit, weigh, total
         self.batch_size = loader.batch_size
         self._source, self._text = index_source(loader), describe(loader)
         self._persistent = loader.persistent_workers and loader.num_workers > 0
-        self._order = Order(loader, seed)
+        self._order = Order(loader, seed, repeats=total is not None)
         self._deal = _Deal(loader, self._order, rank, world_size, seed)
-        self._deal.window_size = world_size * accumulate
+        self._deal.window_size, self._deal.whole = world_size * accumulate, whole
         self._loader = dealt_loader(loader, self._deal, seeded=self._deal.seeded)
         # Where the data stands, and what held when that epoch began
         self._epoch = self._position = 0
@@ -130,6 +137,8 @@ class Indexed:
     @property
     def user_batches(self) -> int | None:
         """The user's batches of all ranks in one epoch, where the sampler has a length."""
+        if self._total is not None:
+            return self._total
         length, limit = known_length(self._source), self._limit_batches()
         return length if limit is None else limit if length is None else min(limit, length)
 
@@ -141,7 +150,14 @@ class Indexed:
     def num_updates(self) -> int | None:
         return None if (total := self.user_batches) is None else -(-total // self.batches_per_update)
 
+    @property
+    def at_end(self) -> bool:
+        """Whether the window that was handed out is the epoch's last."""
+        return self._finished
+
     def _limit_batches(self) -> int | None:
+        if self._total is not None:
+            return self._total
         return limited(self._limit, known_length(self._source), self._world_size, self._text)
 
     def epoch(self, epoch: int) -> Iterator[Window]:

@@ -22,6 +22,8 @@ from ..seeding import derive, seed_all
 from .positions import ORDER
 from .sharding import KnowsEpoch, index_source, samplers
 
+PASS = 2**32  # more than the batches of a pass
+
 
 class Order:
     """The index stream of a loader, epoch by epoch.
@@ -32,12 +34,13 @@ class Order:
     workers from its generator between ``iter(batch_sampler)`` and the first batch.
     """
 
-    def __init__(self, loader: DataLoader[Any], seed: int, *, iterable: bool = False) -> None:
+    def __init__(self, loader: DataLoader[Any], seed: int, *, iterable: bool = False, repeats: bool = False) -> None:
         self._source, self._seed = index_source(loader), seed
         self._draws_late = not iterable and not _draws_at_once(self._source)
         self._told = [x for x in (*samplers(loader).values(), loader.dataset) if isinstance(x, KnowsEpoch)]
         self._generators = _find_generators(loader)
-        self._epoch = 0
+        self._epoch = self._pass = 0
+        self._repeats = repeats  # whether it begins anew, with other random numbers, where it ends
         self._rewind: dict[str, Any] = {}
 
     def set_epoch(self, epoch: int) -> None:
@@ -68,15 +71,31 @@ class Order:
         # Not a generator function: a batch sampler's own __iter__ may draw, and has to do so when torch calls it.
         if self._rewind:
             self.load(self._rewind, workers_kept=True)
-        seed_all(derive(self._seed, ORDER, self._epoch, 0))
+        self._pass = 0
+        seed_all(self._derived(0))
         iterator = iter(self._source)
-        return self._draw(iterator, self.state() if self._rewind else {})
+        first = self._draw(iterator, self.state() if self._rewind else {})
+        return self._again(first) if self._repeats else first
+
+    def _derived(self, number: int) -> int:
+        return derive(self._seed, ORDER, self._epoch, number + self._pass * PASS)
+
+    def _again(self, iterator: Iterator[Any]) -> Iterator[Any]:
+        given = True
+        while given:
+            given = False
+            for batch in iterator:
+                given = True
+                yield batch
+            self._pass += 1
+            seed_all(self._derived(0))
+            iterator = self._draw(iter(self._source), {})
 
     def _draw(self, iterator: Iterator[Any], undo: dict[str, Any]) -> Iterator[Any]:
         self.load(undo, workers_kept=False)
         try:
             for number in count(1):
-                seed_all(derive(self._seed, ORDER, self._epoch, number))
+                seed_all(self._derived(number))
                 yield next(iterator)
                 if not self._draws_late:
                     break

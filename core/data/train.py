@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from ..errors import ConfigurationError
+from .combined import Combined, is_dealt
 from .indexed import Indexed
 from .sharding import is_indexed
 from .stream import Stream
@@ -44,8 +45,12 @@ class TrainData:
     ) -> None:
         if uneven not in UNEVEN:
             raise ConfigurationError(f"uneven={uneven!r} is not known; expected one of {', '.join(map(repr, UNEVEN))}.")
-        self._source: Indexed | Stream
-        if is_indexed(loader):
+        self._source: Indexed | Stream | Combined
+        if is_dealt(loader, world_size):
+            self._source = Combined(
+                loader, rank=rank, world_size=world_size, accumulate=accumulate, seed=seed, limit=limit, weigh=weigh
+            )
+        elif is_indexed(loader):
             self._source = Indexed(
                 loader, rank=rank, world_size=world_size, accumulate=accumulate, seed=seed, limit=limit, weigh=weigh
             )

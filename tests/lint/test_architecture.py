@@ -17,6 +17,7 @@ EXPORTED = {
     "Accelerator",
     "Callback",
     "Checkpoint",
+    "CombinedLoader",
     "DataModule",
     "Environment",
     "Launcher",

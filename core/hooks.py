@@ -59,7 +59,7 @@ def check_names(owner: object, base: type) -> None:
     for name in (*known, *steps, "transfer_batch_to_device"):
         if hasattr(base, name) and overrides(owner, base, name):
             parameters = list(inspect.signature(getattr(base, name)).parameters.values())[1:]
-            needed = [p.name for p in parameters if p.default is p.empty]
+            needed = [p.name for p in parameters if p.name != "dataloader_idx" or p.default is p.empty]
             if not (takes(getattr(owner, name), len(needed)) or takes(getattr(owner, name), SHORTER.get(name, -1))):
                 raise ConfigurationError(
                     f"{type(owner).__name__}.{name}{inspect.signature(getattr(owner, name))} cannot be called with "

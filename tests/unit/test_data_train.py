@@ -787,3 +787,22 @@ def test_an_unknown_policy_is_refused():
 
 def test_windows_are_windows():
     assert isinstance(next(train(DataLoader(Numbers(4))).epoch(0)), Window)
+
+
+class OfMyOwn(DataLoader):
+    """A subclass, for which nothing may be special."""
+
+
+@pytest.mark.parametrize("kind", [DataLoader, OfMyOwn])
+def test_persistent_workers_end_with_the_fit(kind):
+    import multiprocessing
+
+    import scalar
+
+    class Validates(scalar.Scalar):
+        def validation_step(self, batch, batch_idx):
+            return None
+
+    loaders = [kind(scalar.Numbers(4), 2, num_workers=1, persistent_workers=True) for _ in range(2)]
+    scalar.trainer(max_epochs=2).fit(Validates(), *loaders)
+    assert multiprocessing.active_children() == []

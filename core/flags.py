@@ -13,6 +13,7 @@ from . import registry
 from .callbacks.callback import Callback
 from .callbacks.checkpoint import Checkpoint
 from .errors import ConfigurationError
+from .hooks import overrides
 from .loggers.logger import Logger
 from .plugins import Clip
 from .run import Limits
@@ -135,8 +136,8 @@ def make_callbacks(callbacks: Callbacks, *, checkpoint: bool, progress_bar: bool
 
 
 def different(found: list[Callback]) -> list[Callback]:
-    """The callbacks, which have different state keys."""
-    keys = [callback.state_key for callback in found]
+    """The callbacks; those that keep state have different keys."""
+    keys = [callback.state_key for callback in found if overrides(callback, Callback, "state_dict")]
     twice = next((key for key in keys if keys.count(key) > 1), None)
     if twice is not None:
         raise ConfigurationError(f"two callbacks have the state_key {twice!r}; override state_key in one of them.")

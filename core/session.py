@@ -76,7 +76,7 @@ def work(parts: Mapping[str, Any], world: World, out_dir: Path) -> None:
     if world.rank == 0:
         callback = trainer.checkpoint_callback
         result = {
-            "callbacks": {c.state_key: c.state_dict() for c in trainer.callbacks},
+            "callbacks": {c.state_key: state for c in trainer.callbacks if (state := c.state_dict())},
             "progress": trainer.progress,
             "metrics": trainer.callback_metrics,
             "logged_metrics": trainer.logged_metrics,

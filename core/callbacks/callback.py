@@ -25,7 +25,7 @@ class Callback:
 
     @property
     def state_key(self) -> str:
-        """The name under which `state_dict` is stored. Two callbacks of one class must differ in it."""
+        """The name under which `state_dict` is stored. Two of one class that keep state must differ in it."""
         return type(self).__qualname__
 
     def state_dict(self) -> dict[str, Any]:

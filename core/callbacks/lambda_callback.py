@@ -24,8 +24,3 @@ class LambdaCallback(Callback):
                 raise ConfigurationError(f"LambdaCallback: no hook is named {name!r}; there are {', '.join(known)}.")
             if function is not None:
                 setattr(self, name, function)
-        self._names = sorted(name for name, function in hooks.items() if function is not None)
-
-    @property
-    def state_key(self) -> str:
-        return f"LambdaCallback[{', '.join(self._names)}]"

@@ -140,3 +140,10 @@ def test_functions_become_hooks(tmp_path: Path) -> None:
 def test_a_function_for_no_hook() -> None:
     with pytest.raises(ConfigurationError, match="no hook is named 'on_trian_end'"):
         LambdaCallback(on_trian_end=print)
+
+
+def test_several_that_keep_no_state(tmp_path: Path) -> None:
+    seen: list[int] = []
+    several = [LambdaCallback(on_train_end=lambda trainer, module, n=n: seen.append(n)) for n in range(3)]
+    trainer(tmp_path, *several, max_epochs=1).fit(Net(), loader(8))
+    assert seen == [0, 1, 2]

@@ -266,7 +266,7 @@ WRONG = [
     ({"uneven": "pad"}, r"uneven='pad': allowed are 'error', 'drop', 'join'"),
     ({"callbacks": [3]}, r"callback: expected a trivet\.Callback, a name .* got 3"),
     ({"callbacks": [trivet.Checkpoint()]}, r"Checkpoint callback was given together with enable_checkpointing=False"),
-    ({"callbacks": [trivet.Callback(), trivet.Callback()]}, r"two callbacks have the state_key 'Callback'; override"),
+    ({"callbacks": ["timer", "timer"]}, r"two callbacks have the state_key 'Timer'; override"),
     ({"devices": 0}, r"devices=0\. Expected a number of processes"),
     ({"fast_dev_run": -1}, r"fast_dev_run=-1: expected"),
 ]

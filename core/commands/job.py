@@ -66,8 +66,8 @@ def show_plan(argv: Sequence[str], *, prog: str, script: Script) -> int:
 class Job:
     """What one command line describes, made.
 
-    ``values`` are the parsed values, ``config`` all of them as plain data by key; ``trainer``, ``model`` and ``data`` are
-    the objects. Raises SystemExit where the command line only asks for its help or its configuration.
+    ``values`` are the parsed values, ``config`` all of them as plain data by key; ``trainer``, ``model`` and ``data``
+    are the objects. Raises SystemExit where the command line only asks for its help or its configuration.
     """
 
     def __init__(self, command: str, argv: Sequence[str], *, prog: str, script: Script) -> None:
@@ -89,10 +89,10 @@ class Job:
             print(self._parser.format_help(), end="")
             raise SystemExit(0)
         take_hparams(self.selection)
-        self.values: Any = parse(self._parser, self.selection)
         if "model" not in self.selection.targets:  # only a plan goes without, and needs nothing that it would be given
             links = [link for link in links if not link.target.startswith("model.")]
         self._filling = Filling(links, self.selection, known_keys(self._parser))
+        self.values: Any = parse(self._parser, self.selection)
         self._filling.static(self.values)
         text = self._parser.dump(self.values, format="json", skip_validation=True, skip_unset=False)
         self.config: dict[str, Any] = json.loads(text)

@@ -98,15 +98,16 @@ class Filling:
 
     def __init__(self, links: Iterable[Link], selection: Selection, known: set[str]) -> None:
         self.selection, self.known = selection, known
-        given = {flag.key for flag in selection.flags}
-        self.links = [link for link in links if link.target not in given]
+        self.links = list(links)
         self.filled: dict[str, Link] = {}
         for link in self.links:
             if link.target not in known:
                 raise ConfigurationError(f"{link}: there is no {link.target!r}.{nearest(link.target, known, '')}")
 
     def static(self, values: Any) -> None:
-        """Fill what arguments say."""
+        """Fill what arguments say, but not what a flag or the environment has given."""
+        given = {flag.key for flag in self.selection.flags}
+        self.links = [link for link in self.links if link.target not in given]
         for link in list(self.links):
             found = [values.get(source) for source in link.sources if source in self.known]
             complete = len(found) == len(link.sources) and (link.when or None not in found)

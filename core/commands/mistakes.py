@@ -48,6 +48,9 @@ def _leaves(config: Mapping[str, Any], known: set[str], prefix: str = "") -> Ite
 
 def _unknown(selection: Selection, key: str, known: set[str], shown: str, dashes: str) -> str:
     found = nearest(key, {*known, *selection.slots}, dashes)
+    if shown.startswith("TRIVET_"):
+        prefix = f"{shown.partition('__')[0]}__"
+        found = re.sub(r"--(\S+)\?", lambda match: prefix + match[1].replace(".", "__").upper() + "?", found)
     head = key.split(".")[0]
     if not found and head in ("model", "data", "optimizer", "lr_scheduler") and head not in selection.targets:
         return f"{shown} is an option of a {head}, but none is selected. Add --{head} CLASS."

@@ -6,12 +6,13 @@ import argparse
 import inspect
 import json
 import typing
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import jsonargparse
 
 from ..errors import ConfigurationError
+from .help import formatter
 from .mistakes import check_keys, nearest, said_of
 from .script import Script
 from .selection import Selection
@@ -32,24 +33,12 @@ SCHEDULE = {
 }
 
 
-class Parser(jsonargparse.ArgumentParser):
-    """A jsonargparse parser whose help shows flags in the form that is usually typed, ``--strategy NAME``."""
-
-    typed: Mapping[str, str] = {}
-
-    def format_help(self, *args: Any, **kwargs: Any) -> str:
-        text: str = super().format_help(*args, **kwargs)
-        for long, short in self.typed.items():
-            text = text.replace(long, short.ljust(len(long)) if f"{long}  " in text else short)
-        return text
-
-
 def build_parser(
     command: str, selection: Selection, script: Script, trainer_class: Callable[..., Any], *, prog: str,
     targets: Iterable[str] = (),
-) -> Parser:  # fmt: skip
+) -> jsonargparse.ArgumentParser:  # fmt: skip
     """Make the parser for one command line. ``targets`` are the keys that links fill, which nobody has to give."""
-    parser = Parser(
+    parser = jsonargparse.ArgumentParser(
         prog=prog, usage=f"{prog} [--flag value ...]", description=_description(command), exit_on_error=False,
         print_config=None,
     )  # fmt: skip
@@ -62,10 +51,10 @@ def build_parser(
         keys = selection.keys_of(slot)
         if slot.several and not keys:
             group = parser.add_argument_group(slot.key)
-            group.add_argument(f"--{slot.key}", type=typing.Any, default=default, help=slot.help, metavar="NAME")
+            group.add_argument(f"--{slot.key}", type=typing.Any, default=default, help=_help(slot), metavar="NAME")
         for key in keys:
             _add_slot(parser, key, slot, selection, default, linked, typed)
-    parser.typed = dict(sorted(typed.items(), key=lambda item: -len(item[0])))
+    parser.formatter_class = formatter(typed)
     group = parser.add_argument_group("trainer")
     skip = {slot.key for slot in selection.slots.values() if slot.kind}
     group.add_class_arguments(trainer_class, None, as_group=False, skip=skip, instantiate=False, fail_untyped=False)
@@ -87,7 +76,7 @@ def _description(command: str) -> str:
     )
 
 
-def _add_own(parser: Parser, command: str) -> None:
+def _add_own(parser: jsonargparse.ArgumentParser, command: str) -> None:
     parser.add_argument("--config", action="config", metavar="FILE", help="a YAML file of flags; may be repeated")
     parser.add_argument("--print_config", action="store_true", help="print every value as such a file, and end")
     if command == "plan":
@@ -123,8 +112,8 @@ def _add_own(parser: Parser, command: str) -> None:
 
 
 def _add_slot(
-    parser: Parser, key: str, slot: Slot, selection: Selection, default: Any, linked: frozenset[str],
-    typed: dict[str, str],
+    parser: jsonargparse.ArgumentParser, key: str, slot: Slot, selection: Selection, default: Any,
+    linked: frozenset[str], typed: dict[str, str],
 ) -> None:  # fmt: skip
     target = selection.targets.get(key)
     title = f"{slot.key} {getattr(target, '__qualname__', target)}" if target else slot.key
@@ -132,7 +121,7 @@ def _add_slot(
     if slot.key not in selection.settings.fixed:
         metavar = "NAME" if slot.kind else "CLASS"
         group.add_argument(
-            f"--{key}.{slot.selector}", type=str | None, default=default, help=slot.help, metavar=metavar
+            f"--{key}.{slot.selector}", type=str | None, default=default, help=_help(slot), metavar=metavar
         )
         typed[f"--{key}.{slot.selector} {metavar}"] = f"--{slot.key} {metavar}"
     if slot.several:
@@ -156,9 +145,14 @@ def _add_slot(
                 group.add_argument(f"--{key}.{name}", type=kind, default=value, help=text)
 
 
+def _help(slot: Slot) -> str:
+    return f"{slot.help}; --{slot.key}+ NAME adds one to those of files" if slot.several else slot.help
+
+
 def _summary(target: Callable[..., Any] | None) -> str | None:
     """The first paragraph of a docstring, as the description of a group of flags."""
-    text = (inspect.getdoc(target) or "").partition("\n\n")[0] if target else ""
+    own = target is not None and vars(target).get("__doc__")  # not that of a base class
+    text = (inspect.getdoc(target) or "").partition("\n\n")[0] if own else ""
     return " ".join(text.replace(":class:", "").replace("`", "").split()) or None
 
 
@@ -183,12 +177,12 @@ def _hint(target: Callable[..., Any], name: str) -> Any:
 # -------------------------------------------------------------------------------------------------------------- parsing
 
 
-def known_keys(parser: Parser) -> set[str]:
+def known_keys(parser: jsonargparse.ArgumentParser) -> set[str]:
     """Every key that a flag or a file may set."""
     return set(parser.get_defaults(skip_validation=True).keys()) - {"config", "print_config", "json", "explain"}
 
 
-def parse(parser: Parser, selection: Selection) -> jsonargparse.Namespace:
+def parse(parser: jsonargparse.ArgumentParser, selection: Selection) -> jsonargparse.Namespace:
     """Parse what was selected. Raises ConfigurationError with one message for everything a user can get wrong."""
     known = known_keys(parser)
     check_keys(selection, known)

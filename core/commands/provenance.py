@@ -16,8 +16,8 @@ def explain_values(
 ) -> str:
     """The sources of a key, or of all below it, the one that rules last; without a key, of all that somebody set."""
     wanted = key.removeprefix("--").removeprefix("trainer.").replace(".init_args", "")
-    names = [name for name in flat if wanted in (name, plain(name)) or name.startswith(f"{wanted}.")]
-    if wanted and not names:
+    names = [name for name in flat if wanted in ("", name, plain(name)) or name.startswith(f"{wanted}.")]
+    if not names:
         names = [name for name in flat if plain(name).startswith(f"{wanted}.")]
     if not names:
         raise ConfigurationError(f"--explain {key}: there is no such key.{nearest(wanted, flat, '')}")

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 from .slots import Slot
 
 if TYPE_CHECKING:
+    import jsonargparse
+
     from ..trainer import Trainer
     from .job import Job
     from .links import Links
-    from .parser import Parser
 
 
 _PLAIN = (str, int, Mapping)
@@ -33,7 +34,7 @@ class Script:
     trainer_defaults: Mapping[str, Any] = field(default_factory=dict)
     defaults: Mapping[str, Any] = field(default_factory=dict)
     links: Links = field(default_factory=dict)
-    extend: Callable[[Parser], None] | None = None
+    extend: Callable[[jsonargparse.ArgumentParser], None] | None = None
     save_config: bool = True
     on_ready: Callable[[Job], None] | None = None
 

@@ -155,9 +155,10 @@ def _below(base: type[Any]) -> Iterator[type[Any]]:
 def _no_such_class(slot: Slot, name: str) -> str:
     base = slot.base_class()
     known = sorted({cls.__name__ for cls in _below(base) if not cls.__name__.startswith("_")})
-    near = get_close_matches(name, known, n=1)
+    by_lower = {found.lower(): found for found in known}
+    near = get_close_matches(name.lower(), by_lower, n=1)
     if near:
-        return f"--{slot.key} {name!r} is not known. Did you mean {near[0]!r}?"
+        return f"--{slot.key} {name!r} is not known. Did you mean {by_lower[near[0]]!r}?"
     if base.__module__.startswith("torch."):
         return f"--{slot.key} {name!r} is not known. Expected one of {', '.join(known)}, or an import path."
     return f"--{slot.key} {name!r} is not an import path. Expected one such as 'package.module.{name}'."

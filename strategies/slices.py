@@ -28,8 +28,11 @@ class Bucket:
     From here on the parameters are views into the vector, contiguous; `leave` gives each memory of its own.
     """
 
-    def __init__(self, params: Sequence[nn.Parameter], rank: int, world_size: int) -> None:
+    def __init__(
+        self, params: Sequence[nn.Parameter], rank: int, world_size: int, wire: torch.dtype | None = None
+    ) -> None:
         self.params, self.rank, self.world_size = list(params), rank, world_size
+        self.wire = wire or params[0].dtype  # of gradients while they are sent
         sizes = [param.numel() for param in params]
         starts = [0, *accumulate(sizes)]
         self.slice_size = size = -(-starts[-1] // world_size)
@@ -72,7 +75,7 @@ class Bucket:
         flat = torch.cat([*(piece.detach().reshape(-1) for piece in pieces), self.padding])
         for param in self.params:
             param.grad = None
-        flat.div_(self.world_size)  # before the sum, which float16 might not hold
+        flat = flat.div_(self.world_size).to(self.wire)  # before the sum, which float16 might not hold
         mine = flat.new_empty(self.slice_size)
         self._flight = reduce_scatter(mine, flat, async_op=True), mine, flat  # all ranks
 
@@ -81,6 +84,7 @@ class Bucket:
         if self._flight is not None:
             work, mine, _ = self._flight
             work.wait()
+            mine = mine.to(self.vector.dtype)
             self.mean = mine if self.mean is None else self.mean.add_(mine)
             self._flight, self.waiting = None, len(self.params)
 
@@ -106,7 +110,9 @@ class Bucket:
             torch.autograd.graph.increment_version(self.params)  # autograd shall know that they changed
 
 
-def buckets(params: Iterable[nn.Parameter], bytes_each: float, rank: int, world_size: int) -> list[Bucket]:
+def buckets(
+    params: Iterable[nn.Parameter], bytes_each: float, rank: int, world_size: int, wire: torch.dtype | None = None
+) -> list[Bucket]:
     """Cut a list of parameters into buckets of one dtype and of at most ``bytes_each``, or one parameter."""
     found: list[list[nn.Parameter]] = []
     open_ones: dict[torch.dtype, tuple[list[nn.Parameter], int]] = {}
@@ -118,7 +124,7 @@ def buckets(params: Iterable[nn.Parameter], bytes_each: float, rank: int, world_
             found.append(members)
         members.append(param)
         open_ones[param.dtype] = members, filled + size
-    return [Bucket(members, rank, world_size) for members in found]
+    return [Bucket(members, rank, world_size, wire) for members in found]
 
 
 def rows(shape: Sequence[int], world_size: int) -> Ranges:

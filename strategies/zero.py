@@ -113,7 +113,9 @@ class Zero(Strategy):
         trainable = [param for param in reversed(params) if param.requires_grad]  # as backward finishes them
         for bucket in layout.buckets:
             bucket.leave()
-        layout.buckets = buckets(trainable, self.bucket_size_mb * 2**20, world.rank, world.world_size)
+        size, policy = self.bucket_size_mb * 2**20, self.context.policy
+        wire = None if policy.reduce == policy.param else policy.reduce
+        layout.buckets = buckets(trainable, size, world.rank, world.world_size, wire)
         for bucket in layout.buckets:
             for param, ranges in zip(bucket.params, bucket.ranges, strict=True):
                 before = layout.ranges.get(param)

@@ -113,7 +113,7 @@ class FromTheBaseClass(trivet.Strategy):
     pass
 
 
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp", "zero3", FromTheBaseClass()])
+@pytest.mark.parametrize("strategy", ["ddp", "zero1", "zero2", "fsdp", "zero3", FromTheBaseClass()])
 def test_gradients_travel_in_the_dtype_of_the_policy_where_it_is_another_one(strategy):
     for rank in run(2, dtypes.train_each, strategy, 2, [Compressed(), Careful()]):
         for seen in rank:

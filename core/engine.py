@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from . import materialize
+from .batchnorm import synchronise
 from .errors import ConfigurationError
 from .hooks import SHORTER, call, takes
 from .plugins import Accelerator, Clip, Context, Precision, Strategy
@@ -104,6 +105,7 @@ def build(
     device: torch.device,
     clip: Clip | None = None,
     late: bool = False,
+    sync_batchnorm: bool = False,
     train: bool = True,
     restored: bool = False,
     backward: Callable[[Tensor], None] = Tensor.backward,
@@ -119,6 +121,8 @@ def build(
     if configure_model is not None:
         with torch.device("meta") if strategy.meta else nullcontext():
             configure_model()
+    if sync_batchnorm and world.world_size > 1:
+        module = synchronise(module, device.type)
     before = [weakref.ref(param) for param in module.parameters()]  # weak: the whole model must not stay in memory
     module = precision.convert(module)
     if strategy.meta:

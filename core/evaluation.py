@@ -65,7 +65,7 @@ def evaluate(run: Run, kind: str, *, limit: int | None = None) -> dict[str, floa
             for each in (*rows, row):
                 log_row(run, each)
             if kind == "validation":
-                run.progress.validated = run.progress.batch
+                run.progress.note_validation()
                 trainer.validation_due = False
         metrics.defaults = None
         call(getattr(hooks, f"on_{kind}_end"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import warnings
 from collections.abc import Mapping
-from datetime import timedelta
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +14,7 @@ from .callbacks.callback import Callback
 from .callbacks.checkpoint import Checkpoint
 from .errors import ConfigurationError
 from .hooks import overrides
+from .intervals import Interval, interval
 from .loggers.logger import Logger
 from .plugins import Clip
 from .run import Limits
@@ -23,63 +24,117 @@ if TYPE_CHECKING:
 
 # What ``logger`` and ``callbacks`` may be: objects, names of installed plugins, or mappings of a name and options.
 Loggers = bool | Logger | str | dict[str, Any] | list[Logger | str | dict[str, Any]] | None
+LIMITS = (
+    "max_epochs", "min_epochs", "max_steps", "min_steps", "max_time", "val_check_interval", "check_val_every_n_epoch",
+    "num_sanity_val_steps", "log_every_n_steps",
+)  # fmt: skip
 Callbacks = Callback | str | dict[str, Any] | list[Callback | str | dict[str, Any]] | None
 
 
 def limits(
-    *, max_epochs: int | None, min_epochs: int | None, max_steps: int, min_steps: int | None,
-    max_time: str | float | timedelta | None, val_check_interval: int | float, check_val_every_n_epoch: int,
-    num_sanity_val_steps: int, log_every_n_steps: int,
-) -> Limits:  # fmt: skip
-    """The limits of a run, checked. Without any limit: 1000 epochs, as a warning says."""
+    *, max_epochs: int | None, min_epochs: int | None, max_steps: int | None, min_steps: int | None, max_time: Any,
+    val_check_interval: Any, check_val_every_n_epoch: int | None, num_sanity_val_steps: int | None,
+    log_every_n_steps: int | str | None,
+) -> tuple[Limits, float | None]:  # fmt: skip
+    """The limits of a run, checked, and the fraction of an epoch between validations, where it is one."""
+    max_steps = -1 if max_steps is None else max_steps
+    num_sanity_val_steps = 2 if num_sanity_val_steps is None else num_sanity_val_steps
+    if isinstance(log_every_n_steps, str):
+        also = ("a number of updates",)
+        log_every_n_steps = interval("log_every_n_steps", log_every_n_steps, "updates", also=also).count
+    log_every = 50 if log_every_n_steps is None else log_every_n_steps
     for name, value, lowest in (
         ("max_epochs", max_epochs, -1), ("min_epochs", min_epochs, 0), ("max_steps", max_steps, -1),
         ("min_steps", min_steps, 0), ("check_val_every_n_epoch", check_val_every_n_epoch, 1),
-        ("num_sanity_val_steps", num_sanity_val_steps, -1), ("log_every_n_steps", log_every_n_steps, 1),
+        ("num_sanity_val_steps", num_sanity_val_steps, -1), ("log_every_n_steps", log_every, 1),
     ):  # fmt: skip
         if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < lowest):
             raise ConfigurationError(f"{name}={value!r}: expected a whole number from {lowest} up.")
-    if isinstance(val_check_interval, float) and not 0.0 < val_check_interval <= 1.0:
-        raise ConfigurationError(f"val_check_interval={val_check_interval!r}: a fraction lies in (0.0, 1.0].")
-    if isinstance(val_check_interval, int) and val_check_interval < 1:
-        raise ConfigurationError(f"val_check_interval={val_check_interval!r}: a number of batches is at least 1.")
+    for low, least, high, most in (
+        ("min_epochs", min_epochs, "max_epochs", max_epochs), ("min_steps", min_steps, "max_steps", max_steps),
+    ):  # fmt: skip
+        if least and most is not None and -1 < most < least:
+            raise ConfigurationError(f"{low}={least} and {high}={most} contradict each other.")
     seconds = seconds_of(max_time)
-    if max_epochs is None and max_steps == -1 and seconds is None:
-        warnings.warn(
-            "neither max_epochs, max_steps nor max_time is given: training ends after 1000 epochs.", stacklevel=3
-        )
-        max_epochs = 1000
-    return Limits(
+    unlimited = max_epochs is None and max_steps == -1 and seconds is None
+    if unlimited:
+        max_epochs = 1000  # as `Trainer.fit` warns
+    result = Limits(
         max_epochs=None if max_epochs in (None, -1) else max_epochs,
         min_epochs=min_epochs or 0,
         max_steps=None if max_steps == -1 else max_steps,
         min_steps=min_steps or 0,
         max_seconds=seconds,
-        val_every_epochs=check_val_every_n_epoch,
+        val_every_epochs=check_val_every_n_epoch or 1,
+        val_across_epochs=check_val_every_n_epoch is None,
         sanity_batches=sys.maxsize if num_sanity_val_steps == -1 else num_sanity_val_steps,
-        log_every=log_every_n_steps,
+        log_every=log_every,
+        by_default=unlimited,
     )
+    return with_validation(result, val_check_interval, check_val_every_n_epoch)
 
 
-def seconds_of(value: str | float | timedelta | None) -> float | None:
+def with_validation(limits: Limits, value: Any, every_n_epoch: int | None) -> tuple[Limits, float | None]:
+    """The limits with what ``val_check_interval`` says, and the fraction of an epoch where it is one below 1."""
+    also = ("a number of batches", "a fraction in (0.0, 1.0]")
+    across = every_n_epoch is None
+    if value is None or (isinstance(value, float) and value == 1.0 and not across):
+        if across:
+            raise ConfigurationError(
+                "check_val_every_n_epoch=None: then val_check_interval counts on from epoch to epoch. Give it, as a "
+                "number of batches, '100 updates' or a time."
+            )
+        return limits, None
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        found = Interval(value, "epochs" if isinstance(value, float) else "batches")
+        if found.unit == "epochs" and not 0.0 < value <= 1.0:
+            raise ConfigurationError(f"val_check_interval={value!r}: a fraction lies in (0.0, 1.0].")
+        if value < 1 and found.unit == "batches":
+            raise ConfigurationError(f"val_check_interval={value!r}: a number of batches is at least 1.")
+    else:
+        found = interval("val_check_interval", value, "batches", "updates", "epochs", "seconds", also=also)
+    if found.unit == "epochs":
+        if across:
+            raise ConfigurationError(
+                f"val_check_interval={value!r} is a part of an epoch, and check_val_every_n_epoch=None counts on from "
+                "epoch to epoch. Give a number of batches, '100 updates' or a time, or check_val_every_n_epoch=1."
+            )
+        if found.number < 1:
+            return limits, found.number
+        if found.number != found.count or (every_n_epoch or 1) > 1 < found.count:
+            raise ConfigurationError(
+                f"val_check_interval={value!r}: beyond one epoch expected whole epochs, and check_val_every_n_epoch=1."
+            )
+        return replace(limits, val_every_epochs=max(found.count, limits.val_every_epochs)), None
+    if found.unit == "batches":
+        return replace(limits, val_every_batches=found.count), None
+    if found.unit == "updates":
+        return replace(limits, val_every_updates=found.count), None
+    return replace(limits, val_every_seconds=found.number), None
+
+
+def warn_of_no_limit(limits: Limits) -> None:
+    """Said when a fit begins, since other stages have no such limit."""
+    if limits.by_default:
+        warnings.warn(
+            "neither max_epochs, max_steps nor max_time is given: training ends after 1000 epochs.", stacklevel=4
+        )
+
+
+def seconds_of(value: Any) -> float | None:
     """``max_time`` in seconds."""
     if value is None:
         return None
-    if isinstance(value, timedelta):
-        return value.total_seconds()
-    if isinstance(value, str):
-        parts = value.split(":")
-        if len(parts) != 4 or not all(part.strip().isdigit() for part in parts):
-            raise ConfigurationError(f"max_time={value!r}: expected 'DD:HH:MM:SS', a timedelta or seconds.")
-        days, hours, minutes, rest = (int(part) for part in parts)
-        return float(((days * 24 + hours) * 60 + minutes) * 60 + rest)
-    if value <= 0:
-        raise ConfigurationError(f"max_time={value!r}: expected a positive number of seconds.")
-    return float(value)
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        if value <= 0:
+            raise ConfigurationError(f"max_time={value!r}: expected a positive number of seconds.")
+        return float(value)
+    return interval("max_time", value, "seconds", also=("a number of seconds",)).number
 
 
-def check_limit(name: str, value: int | float) -> int | float:
-    """A number of batches, or a fraction where it is a float."""
+def check_limit(name: str, value: int | float | None) -> int | float:
+    """A number of batches, or a fraction where it is a float; all of them by default."""
+    value = 1.0 if value is None else value
     fine = isinstance(value, int) and not isinstance(value, bool) and value >= 0
     fine |= isinstance(value, float) and 0.0 <= value <= 1.0
     if not fine:
@@ -119,9 +174,16 @@ def make_loggers(logger: Loggers, root: Path) -> list[Logger]:
     return [_made("logger", one, Logger, save_dir=root) for one in given]
 
 
-def make_callbacks(callbacks: Callbacks, *, checkpoint: bool, progress_bar: bool) -> list[Callback]:
-    """The callbacks, with a Checkpoint and a progress bar where none is among them; savers last."""
+def make_callbacks(
+    callbacks: Callbacks, *, checkpoint: bool, progress_bar: bool, summary: bool, fast: bool = False
+) -> list[Callback]:
+    """The callbacks, with a Checkpoint, a progress bar and a summary of the model where none is among them.
+
+    A fast run saves nothing, and leaves out those that do.
+    """
     found: list[Callback] = [_made("callback", one, Callback) for one in _several(callbacks)]
+    if fast:
+        found = [callback for callback in found if not callback.saves]
     has_checkpoint = any(isinstance(callback, Checkpoint) for callback in found)
     if has_checkpoint and not checkpoint:
         raise ConfigurationError("a Checkpoint callback was given together with enable_checkpointing=False.")
@@ -132,6 +194,11 @@ def make_callbacks(callbacks: Callbacks, *, checkpoint: bool, progress_bar: bool
 
         if not any(isinstance(callback, ProgressBar) for callback in found):
             found.insert(0, ProgressBar())
+    if summary:
+        from .callbacks.summary import ModelSummary
+
+        if not any(isinstance(callback, ModelSummary) for callback in found):
+            found.insert(0, ModelSummary())
     return different(found)
 
 

@@ -16,6 +16,7 @@ from .module import Module
 if TYPE_CHECKING:
     from .job import Job
     from .launch.world import World
+    from .run import Run
     from .trainer import Trainer
 
 KINDS = {"validate": "validation", "test": "test", "predict": "predict"}  # what jobs and what hooks call it
@@ -38,6 +39,8 @@ def load(
             limit=trainer.limit_train_batches,
             weigh=job.module.batch_weight if overrides(job.module, Module, "batch_weight") else None,
         )
+        if trainer.overfit_batches:
+            trainer.train_data.keep_order()
     trainer.eval_data = {
         kind: [
             eval_data(one, rank=world.rank, world_size=world.world_size, seed=seed, limit=limit)
@@ -50,6 +53,28 @@ def load(
         )
     }
     return trainer.eval_data
+
+
+def reloading(run: Run, job: Job) -> Callable[[], None] | None:
+    """What asks for the loaders anew where an epoch begins, by ``reload_dataloaders_every_n_epochs``."""
+    trainer = run.trainer
+    every = trainer.reload_dataloaders_every_n_epochs
+    if not every:
+        return None
+    if job.train_dataloaders is not None:
+        raise ConfigurationError(
+            f"reload_dataloaders_every_n_epochs={every}, but fit was given the training loader itself. Let the module "
+            "or a data module have train_dataloader(), which is asked again."
+        )
+
+    def reload() -> None:
+        if run.progress.epoch % every or run.progress.epoch == run.loaded_in:
+            return
+        run.close_data()
+        run.data = load(trainer, job, run.world, training(job), accumulate=run.accumulate, seed=run.seed)
+        run.train_data, run.loaded_in = trainer.train_data, run.progress.epoch
+
+    return reload
 
 
 def own_hook(job: Job, name: str) -> Callable[..., Any] | None:

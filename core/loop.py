@@ -49,6 +49,7 @@ def fit(run: Run) -> None:
     run.first = first
     call(hooks.on_train_start)
     started, before = time.monotonic(), run.progress.seconds
+    run.validated_at, run.loaded_in = started, run.progress.epoch
     while not finished(run):
         train_epoch(run)
         run.progress.seconds = before + time.monotonic() - started
@@ -86,6 +87,8 @@ def stop_requested(run: Run) -> bool:
 def train_epoch(run: Run) -> None:
     """One epoch, or what is left of one that is resumed or that a limit ends."""
     progress, hooks, limits = run.progress, run.hooks, run.limits
+    if run.reload is not None and progress.epoch_update == 0:
+        run.reload()
     data = run.train_data
     assert data is not None
     if progress.epoch_update == 0:
@@ -326,18 +329,30 @@ def monitored(run: Run, schedule: Schedule) -> float:
 
 def _epoch_validates(run: Run) -> bool:
     at = run.progress
-    return (
-        bool(run.data["validation"]) and (at.epoch + 1) % run.limits.val_every_epochs == 0 and at.validated != at.batch
-    )
+    if not run.data["validation"] or (at.epoch + 1) % run.limits.val_every_epochs:
+        return False
+    return at.validated != at.earlier + at.batch
 
 
 def _validates_at_end(run: Run) -> bool:
-    return run.limits.val_every_batches is None and _epoch_validates(run)
+    return not run.limits.val_within_epoch and _epoch_validates(run)
 
 
 def validation_due(run: Run) -> bool:
-    """Whether validation within an epoch is due at this boundary and was not done yet."""
-    every, progress = run.limits.val_every_batches, run.progress
-    if every is None or not _epoch_validates(run):
+    """Whether validation within an epoch is due at this boundary and was not done yet. All ranks ask, since a time is
+    agreed by a collective."""
+    limits, at = run.limits, run.progress
+    if not limits.val_within_epoch or not _epoch_validates(run):
         return False
-    return progress.batch // every > progress.validated // every
+    if (every := limits.val_every_batches) is not None:
+        start = 0 if limits.val_across_epochs else at.earlier
+        return (at.earlier + at.batch - start) // every > max(0, at.validated - start) // every
+    if (every := limits.val_every_updates) is not None:
+        return at.update // every > at.validated_update // every
+    if run.world.world_size > 1 and at.update % limits.log_every:
+        return False
+    now = time.monotonic()
+    due = run.trainer.agree(now - run.validated_at >= (limits.val_every_seconds or 0.0))
+    if due:
+        run.validated_at = now
+    return due

@@ -267,6 +267,11 @@ def make(kind: str, spec: Any, *, defaults: Mapping[str, Any] | None = None) -> 
     )
 
 
+def kind_of(plugin: Any) -> str | None:
+    """Of which kind an object is, or None."""
+    return next((kind for kind in GROUPS if isinstance(plugin, base_class(kind))), None)
+
+
 def _make_from_mapping(kind: str, spec: dict[str, Any], defaults: Mapping[str, Any]) -> Selected:
     given = dict(spec)
     name, path = spec.pop("name", None), spec.pop("class_path", None)

@@ -15,7 +15,7 @@ from . import manual, overridden
 from .check import FirstUpdate
 from .hooks import Hooks, call, overrides
 from .metric_objects import MetricObjects
-from .metrics import Metrics
+from .metrics import Metrics, Silent
 from .module import Module
 from .plugins import Accelerator, Clip, MicroBatch, StepResult, Strategy
 from .seeding import derive, host_mark, seed_all, seed_host, seed_torch
@@ -45,10 +45,19 @@ class Limits:
     max_steps: int | None = None
     min_steps: int = 0
     max_seconds: float | None = None
-    val_every_batches: int | None = None  # None: at the end of an epoch
+    # one of these three, or none: at the end of an epoch
+    val_every_batches: int | None = None
+    val_every_updates: int | None = None
+    val_every_seconds: float | None = None
     val_every_epochs: int = 1
+    val_across_epochs: bool = False  # whether ``val_every_batches`` counts on from epoch to epoch
     sanity_batches: int = 0
     log_every: int = 50
+    by_default: bool = False  # whether ``max_epochs`` is ours, because nobody gave a limit
+
+    @property
+    def val_within_epoch(self) -> bool:
+        return (self.val_every_batches or self.val_every_updates or self.val_every_seconds) is not None
 
 
 @dataclass
@@ -93,15 +102,18 @@ class Run:
     # The update that Python's and numpy's streams were last seeded for, which nothing has drawn from since
     host_noise: int = 0
     _host_mark: object = None
+    loaded_in: int = -1  # the epoch that loaders were last asked for
+    reload: Callable[[], None] | None = None  # at the begin of an epoch; see ``reload_dataloaders_every_n_epochs``
+    validated_at: float = 0.0  # by the clock, where validation goes by it
     logged_at: int = -1  # the update of the newest row of steps
     boundaries: int = 0  # update boundaries since the start of this process, the same on all ranks
 
     def __post_init__(self) -> None:
-        objects = MetricObjects(self.module)
-        self.train_metrics = Metrics("training", self.group, objects)
-        self.val_metrics = Metrics("validation", self.group, objects)
-        self.test_metrics = Metrics("test", self.group, objects)
-        self._no_metrics = Metrics("prediction", self.group, objects)
+        objects, kind = MetricObjects(self.module), Silent if self.trainer.barebones else Metrics
+        self.train_metrics = kind("training", self.group, objects)
+        self.val_metrics = kind("validation", self.group, objects)
+        self.test_metrics = kind("test", self.group, objects)
+        self._no_metrics = kind("prediction", self.group, objects)
         self.metrics, self.logged_at = self.train_metrics, self.progress.update
         accelerator = self.engine.accelerator
         self.seed_device = accelerator.seed if _has(accelerator, "seed") else None

@@ -31,6 +31,7 @@ from .launch.world import World
 from .module import Module
 from .predictions import keeps_predictions
 from .run import Limits, Run
+from .switches import Switches
 
 if TYPE_CHECKING:
     from .job import Job
@@ -152,7 +153,7 @@ def run(trainer: Trainer, job: Job, resolved: Resolved, world: World, out_dir: P
                 leaving.callback(profiler.describe)
                 where = group.exchange("profiler", str(trainer.log_dir) if world.rank == 0 else "")[0]
                 profiler.setup(job.stage, world.rank, where)
-            with Stop(world) as stop, determinism(trainer):
+            with Stop(world) as stop, Switches(trainer):
                 prepare(job, hooks, group)
                 running = join(trainer, job, resolved, world, group, stop, hooks, device)
                 leaving.callback(release, running)
@@ -241,6 +242,7 @@ def join(
         device=device,
         clip=None if clips_itself else trainer.clip,
         late=late,
+        sync_batchnorm=trainer.sync_batchnorm,
         train=train,
         restored=job.ckpt_path is not None,
         backward=backward,
@@ -260,29 +262,30 @@ def join(
         backward=backward, keeps_predictions=job.stage == "predict" and keeps_predictions(trainer, job),
     )  # fmt: skip
     if train:
-        running.limits = validation_interval(running, trainer.val_check_interval)
+        running.limits = validation_interval(running, trainer.val_fraction)
+        running.reload = loaders.reloading(running, job)
     return running
 
 
-def validation_interval(run: Run, interval: int | float) -> Limits:
-    """``val_check_interval`` in micro-batches of this rank; None for the end of the epoch."""
-    if isinstance(interval, float) and interval == 1.0:
-        return run.limits
+def validation_interval(run: Run, fraction: float | None) -> Limits:
+    """The limits with a fraction of an epoch, of ``val_check_interval``, as micro-batches of this rank."""
+    limits = run.limits
     assert run.train_data is not None
     batches = run.train_data.num_batches
-    if isinstance(interval, float):
+    if fraction is not None:
         if batches is None:
             raise ConfigurationError(
-                f"val_check_interval={interval!r} is a fraction of an epoch, but the training loader has no length. "
+                f"val_check_interval={fraction!r} is a fraction of an epoch, but the training loader has no length. "
                 "Give a number of batches."
             )
-        return replace(run.limits, val_every_batches=max(1, int(batches * interval)))
-    if batches is not None and interval > batches:
+        return replace(limits, val_every_batches=max(1, int(batches * fraction)))
+    interval = limits.val_every_batches
+    if interval is not None and batches is not None and interval > batches and not limits.val_across_epochs:
         raise ConfigurationError(
             f"val_check_interval={interval} batches, but an epoch has only {batches}. Give at most {batches}, or use "
-            "check_val_every_n_epoch."
+            "check_val_every_n_epoch, which is None where the interval counts on from epoch to epoch."
         )
-    return replace(run.limits, val_every_batches=interval)
+    return limits
 
 
 SAME_S = 30.0
@@ -359,24 +362,6 @@ def finish_logging(trainer: Trainer, status: str) -> None:
     if trainer.is_global_zero:
         for logger in trainer.loggers:
             logger.finalize(status)
-
-
-class determinism:
-    """Deterministic algorithms and cuDNN's choice, as the flags say, put back afterwards."""
-
-    def __init__(self, trainer: Trainer) -> None:
-        self.trainer = trainer
-
-    def __enter__(self) -> None:
-        self.before = torch.are_deterministic_algorithms_enabled(), torch.backends.cudnn.benchmark
-        if self.trainer.deterministic:
-            torch.use_deterministic_algorithms(True)
-        if self.trainer.benchmark is not None:
-            torch.backends.cudnn.benchmark = self.trainer.benchmark
-
-    def __exit__(self, *error: object) -> None:
-        torch.use_deterministic_algorithms(self.before[0])
-        torch.backends.cudnn.benchmark = self.before[1]
 
 
 def by_loader(metrics: Mapping[str, float]) -> list[dict[str, float]]:

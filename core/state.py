@@ -15,8 +15,9 @@ class Progress:
     ``epoch``: epochs completed; ``batch``: micro-batches of this rank taken in the current epoch; ``update``: updates
     applied since the start, whatever the number of optimizers; ``skipped``: updates not applied (overflow, bad batch);
     ``epoch_update``: updates tried in the current epoch; ``samples``: samples of all ranks since the start;
-    ``validated``: the value of ``batch`` at the epoch's last validation; ``scheduled``: whether the schedules of the
-    epoch were stepped (both, so that a run saved on the way through an epoch's end goes on right there);
+    ``earlier``: micro-batches of this rank in completed epochs; ``validated`` and ``validated_update``: at the last
+    validation the micro-batches since the start, and ``update``; ``scheduled``: whether the schedules of the
+    epoch were stepped (these, so that a run saved on the way through an epoch's end goes on right there);
     ``seconds``: time spent in training, over all resumed parts.
     """
 
@@ -25,7 +26,9 @@ class Progress:
     update: int = 0
     skipped: int = 0
     epoch_update: int = 0
+    earlier: int = 0
     validated: int = 0
+    validated_update: int = 0
     scheduled: bool = False
     samples: float = 0.0
     seconds: float = 0.0
@@ -33,8 +36,13 @@ class Progress:
     def complete_epoch(self) -> None:
         """Begin the next epoch."""
         self.epoch += 1
-        self.batch = self.epoch_update = self.validated = 0
+        self.earlier += self.batch
+        self.batch = self.epoch_update = 0
         self.scheduled = False
+
+    def note_validation(self) -> None:
+        """Validation was run here."""
+        self.validated, self.validated_update = self.earlier + self.batch, self.update
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)

@@ -23,6 +23,7 @@ from .launch.world import World
 from .module import Module
 from .plugins import Accelerator, Precision, Strategy
 from .profilers import PassThroughProfiler, Profiler, make
+from .settings import known_arguments, settle
 from .state import Progress
 from .view import View
 
@@ -46,6 +47,7 @@ class Trainer(View):
         devices: processes on this machine: a number, a list of device indices, -1 for all, or ``"auto"``.
         num_nodes: machines. More than one needs an environment that starts the processes, such as torchrun.
         precision: ``fp32 fp64 bf16-mixed fp16-mixed bf16-true fp16-true`` or a third party's.
+        plugins: objects of a Strategy, Accelerator, Precision or Launcher, instead of the argument of that name.
         launcher: ``"auto"`` (``local``, where several processes are wanted and no environment started them), or a name.
         logger: True for a CSV logger, False for none, or one or several: names, objects or mappings.
         callbacks: likewise; a `Checkpoint` and a progress bar are added where there are none, nobody else's ever is.
@@ -53,16 +55,20 @@ class Trainer(View):
         max_steps: updates after which training ends (one counts once however many optimizers step); -1 for no limit.
         min_epochs: epochs before which ``should_stop`` and ``max_time`` end nothing.
         min_steps: the same in updates.
-        max_time: seconds, a timedelta, or ``"DD:HH:MM:SS"``.
+        max_time: seconds, ``"10 min"``, ``"DD:HH:MM:SS"``, a timedelta, or a mapping for one.
         limit_train_batches: batches per rank and epoch: a number, or a fraction where a float is given.
         limit_val_batches: the same for each validation loader; 0 for no validation.
         limit_test_batches: the same for each loader of `test`.
         limit_predict_batches: the same for each loader of `predict`.
-        val_check_interval: batches between validations within an epoch, or a fraction; 1.0 for its end.
-        check_val_every_n_epoch: validate in every n-th epoch only.
-        num_sanity_val_steps: validation batches that are tried before training.
-        fast_dev_run: run one batch (or n) of everything, without checkpoints and loggers.
-        log_every_n_steps: updates between rows of the loggers.
+        overfit_batches: train on the same first batches in every epoch, as many as it says, and validate on as many.
+        val_check_interval: batches between validations within an epoch, or a fraction (float); or ``"100 updates"``,
+            ``"0.5 epochs"``, or a time as ``max_time`` has it. By default an epoch's end.
+        check_val_every_n_epoch: validate in every n-th epoch only; None lets the interval's batches count on from epoch
+            to epoch.
+        num_sanity_val_steps: validation batches that are tried before training, 2 by default; -1 for all.
+        fast_dev_run: run one batch (or n) of everything, without checkpoints and loggers, whatever else was given.
+        barebones: nothing that costs: no logging at all, checkpoints, bar, summary and sanity check.
+        log_every_n_steps: updates between rows of the loggers, 50 by default.
         accumulate_grad_batches: micro-batches of each rank in one update.
         global_batch_size: samples in one update over all ranks, instead of ``accumulate_grad_batches``.
         gradient_clip_val: the bound of the gradients' global norm, or of each element.
@@ -70,17 +76,23 @@ class Trainer(View):
         on_skip: what a `training_step` that returns None does on several ranks: ``"update"`` skips it on all of them,
             ``"samples"`` goes on with the other ranks' samples. Declaring it costs one collective per update.
         uneven: for iterable data that ends at different times on different ranks: ``"error"``, ``"drop"``, ``"join"``.
-        deterministic: use deterministic algorithms only, and fix the order of reductions.
+        reload_dataloaders_every_n_epochs: ask the module or data module for its loaders again; 0 for never.
+        deterministic: use deterministic algorithms only, and fix the order of reductions. ``"warn"`` where an operation
+            has none, instead of an error.
         benchmark: let cuDNN choose algorithms by trying.
+        detect_anomaly: find the operation whose gradient is NaN. Slow.
         inference_mode: validate, test and predict under ``torch.inference_mode``; ``torch.no_grad`` where it is False,
             within a fit, and under sharded strategies, which could not train after it.
+        sync_batchnorm: batch statistics of all processes together.
         profiler: ``"simple"``, ``"advanced"``, ``"pytorch"``, or a `trivet.profilers.Profiler`.
+        enable_model_summary: print the layers when a fit begins; by default where there is a bar.
         enable_checkpointing: add a `Checkpoint` callback where none is given.
         enable_progress_bar: show a bar on a terminal, quiet lines elsewhere, and first what was planned.
         default_root_dir: where runs are written; ``trivet_runs`` in the current directory by default.
         return_weights: whether the caller's module holds the trained weights after a launched `fit`.
     """
 
+    @known_arguments
     def __init__(
         self,
         *,
@@ -88,88 +100,87 @@ class Trainer(View):
         strategy: str | Strategy | Mapping[str, Any] = "auto",
         devices: int | str | list[int] = "auto",
         num_nodes: int = 1,
-        precision: str | int | Precision | Mapping[str, Any] = "fp32",
+        precision: str | int | Precision | Mapping[str, Any] | None = "fp32",
         launcher: str | Launcher | Mapping[str, Any] = "auto",
+        plugins: Any = None,
         logger: flags.Loggers = None,
         callbacks: flags.Callbacks = None,
         max_epochs: int | None = None,
         min_epochs: int | None = None,
-        max_steps: int = -1,
+        max_steps: int | None = -1,
         min_steps: int | None = None,
-        max_time: str | float | timedelta | None = None,
-        limit_train_batches: int | float = 1.0,
-        limit_val_batches: int | float = 1.0,
-        limit_test_batches: int | float = 1.0,
-        limit_predict_batches: int | float = 1.0,
-        val_check_interval: int | float = 1.0,
-        check_val_every_n_epoch: int = 1,
-        num_sanity_val_steps: int = 2,
+        max_time: str | float | timedelta | dict[str, int] | None = None,
+        limit_train_batches: int | float | None = 1.0,
+        limit_val_batches: int | float | None = 1.0,
+        limit_test_batches: int | float | None = 1.0,
+        limit_predict_batches: int | float | None = 1.0,
+        overfit_batches: int | float = 0.0,
+        val_check_interval: int | float | str | timedelta | dict[str, int] | None = None,
+        check_val_every_n_epoch: int | None = 1,
+        num_sanity_val_steps: int | None = None,
         fast_dev_run: bool | int = False,
-        log_every_n_steps: int = 50,
+        barebones: bool = False,
+        log_every_n_steps: int | str | None = None,
         accumulate_grad_batches: int = 1,
         global_batch_size: int | None = None,
         gradient_clip_val: float | None = None,
-        gradient_clip_algorithm: str = "norm",
+        gradient_clip_algorithm: str | None = None,
         on_skip: str | None = None,
         uneven: str = "error",
-        deterministic: bool = False,
+        reload_dataloaders_every_n_epochs: int = 0,
+        deterministic: bool | str | None = None,
         benchmark: bool | None = None,
+        detect_anomaly: bool = False,
         inference_mode: bool = True,
+        sync_batchnorm: bool = False,
         profiler: str | Profiler | None = None,
-        enable_checkpointing: bool = True,
-        enable_progress_bar: bool = True,
+        enable_checkpointing: bool | None = None,
+        enable_progress_bar: bool | None = None,
+        enable_model_summary: bool | None = None,
         default_root_dir: str | Path | None = None,
         return_weights: bool = True,
     ) -> None:
-        fast = int(flags.check_limit("fast_dev_run", int(fast_dev_run)))
-        self.fast_dev_run = fast
-        self.limits = flags.limits(
-            max_epochs=1 if fast else max_epochs,
-            min_epochs=min_epochs,
-            max_steps=fast or max_steps,
-            min_steps=min_steps,
-            max_time=max_time,
-            val_check_interval=1.0 if fast else val_check_interval,
-            check_val_every_n_epoch=1 if fast else check_val_every_n_epoch,
-            num_sanity_val_steps=0 if fast else num_sanity_val_steps,
-            log_every_n_steps=log_every_n_steps,
-        )
-        self.val_check_interval = 1.0 if fast else val_check_interval
-        self.limit_train_batches = flags.check_limit("limit_train_batches", fast or limit_train_batches)
-        self.limit_val_batches = flags.check_limit("limit_val_batches", fast or limit_val_batches)
-        self.limit_test_batches = flags.check_limit("limit_test_batches", fast or limit_test_batches)
-        self.limit_predict_batches = flags.check_limit("limit_predict_batches", fast or limit_predict_batches)
-        self.clip = flags.check_clip(gradient_clip_val, gradient_clip_algorithm)
+        g = settle({name: value for name, value in locals().items() if name != "self"})
+        self.limits, self.val_fraction = flags.limits(**{name: g[name] for name in flags.LIMITS})
+        self.val_check_interval = 1.0 if g["val_check_interval"] is None else g["val_check_interval"]
+        self.limit_train_batches = flags.check_limit("limit_train_batches", g["limit_train_batches"])
+        self.limit_val_batches = flags.check_limit("limit_val_batches", g["limit_val_batches"])
+        self.limit_test_batches = flags.check_limit("limit_test_batches", g["limit_test_batches"])
+        self.limit_predict_batches = flags.check_limit("limit_predict_batches", g["limit_predict_batches"])
+        self.fast_dev_run, self.barebones, self.overfit_batches = g["fast_dev_run"], barebones, overfit_batches
+        self.clip = flags.check_clip(gradient_clip_val, gradient_clip_algorithm or "norm")
         flags.check_accumulation(accumulate_grad_batches, global_batch_size)
         flags.check_choice("on_skip", on_skip, (None, "update", "samples"))
         flags.check_choice("uneven", uneven, ("error", "drop", "join"))
         self.accumulate_grad_batches, self.global_batch_size = accumulate_grad_batches, global_batch_size
         self.on_skip, self.uneven = on_skip, uneven
-        self.deterministic, self.benchmark, self.inference_mode = deterministic, benchmark, inference_mode
+        self.reload_dataloaders_every_n_epochs = reload_dataloaders_every_n_epochs
+        self.deterministic, self.benchmark, self.inference_mode = g["deterministic"], benchmark, inference_mode
+        self.detect_anomaly, self.sync_batchnorm = detect_anomaly, sync_batchnorm
         self.default_root_dir = Path(default_root_dir or "trivet_runs")
         self.return_weights = return_weights
         self.profiler: Profiler = make(profiler) or PassThroughProfiler()
         self._request: dict[str, Any] = {
-            "accelerator": accelerator,
-            "strategy": strategy,
+            **{name: g[name] for name in ("accelerator", "strategy", "precision", "launcher")},
             "devices": devices,
             "num_nodes": num_nodes,
-            "precision": precision,
-            "launcher": launcher,
             "on_skip": on_skip,
             "accumulate": None if global_batch_size else accumulate_grad_batches,
             "global_batch_size": global_batch_size,
             "clip": self.clip,
-            "deterministic": deterministic,
+            "deterministic": bool(g["deterministic"]),
             "returns_weights": return_weights,
         }
         self.resolve(None, environments.detect())
-        self.loggers = flags.make_loggers(False if fast else logger, self.default_root_dir)
+        self.enable_progress_bar, self.enable_checkpointing = g["enable_progress_bar"], g["enable_checkpointing"]
+        self.loggers = flags.make_loggers(g["logger"], self.default_root_dir)
         self.callbacks = flags.make_callbacks(
-            callbacks, checkpoint=enable_checkpointing and not fast, progress_bar=enable_progress_bar
+            callbacks,
+            checkpoint=self.enable_checkpointing,
+            progress_bar=self.enable_progress_bar,
+            summary=g["enable_model_summary"],
+            fast=bool(self.fast_dev_run),
         )
-        self.enable_progress_bar = enable_progress_bar
-        self.enable_checkpointing = enable_checkpointing and not fast
         self.config: dict[str, Any] = {}  # the command line's, where there was one
 
         self.progress = Progress()
@@ -371,6 +382,8 @@ class Trainer(View):
         resolved = self.resolve(job.module, world)
         job.check(self, resolved)
         job.seed = torch.initial_seed() & (2**63 - 1)
+        if job.stage == "fit":
+            flags.warn_of_no_limit(self.limits)
         self.should_stop, self._module, self.predictions = False, job.module, None
         self.callbacks = flags.with_those_of(job.module, self.callbacks)
         if self.enable_progress_bar and (world is None or world.rank == 0):

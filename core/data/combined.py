@@ -215,6 +215,10 @@ class Combined:
             weigh_(window, self._weigh, self._world_size)  # a collective: every rank has this window
         return window
 
+    def keep_order(self) -> None:
+        for source in self._sources:
+            source.keep_order()
+
     def set_accumulation(self, accumulate: int) -> None:
         """See `TrainData.set_accumulation`."""
         for source in self._sources:

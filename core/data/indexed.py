@@ -209,6 +209,9 @@ class Indexed:
         self._generators = self._order.state()
         self._running = True
 
+    def keep_order(self) -> None:
+        self._order.keep()
+
     def end_epoch(self) -> None:
         """The next epoch comes next, from its beginning."""
         self._epoch, self._position, self._running, self._finished = self._epoch + 1, 0, False, False

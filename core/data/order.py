@@ -42,15 +42,21 @@ class Order:
         self._epoch = self._pass = 0
         self._repeats = repeats  # whether it begins anew, with other random numbers, where it ends
         self._rewind: dict[str, Any] = {}
+        self._kept: dict[str, Any] | None = None
 
     def set_epoch(self, epoch: int) -> None:
         """Say which epoch the next ``iter`` is of, to the samplers and the data set too where they can be told.
 
         Without a call it is epoch 0 and nobody is told.
         """
-        self._epoch, self._rewind = epoch, {}
+        self._epoch, self._rewind = 0 if self._kept is not None else epoch, {}
+        self.load(self._kept or {}, workers_kept=False)
         for told in self._told:
-            told.set_epoch(epoch)
+            told.set_epoch(self._epoch)
+
+    def keep(self) -> None:
+        """Give the order of the first epoch in all of them."""
+        self._kept = self.state()
 
     def state(self) -> dict[str, Any]:
         """The states of the user's generators by name, as plain data."""

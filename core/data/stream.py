@@ -105,6 +105,10 @@ class LocalBatches:
         if self._deal is not None:
             self.part = copy_loader(self.part)
 
+    def keep_order(self) -> None:
+        if self._order is not None:
+            self._order.keep()
+
     def set_epoch(self, epoch: int) -> None:
         """See `Order.set_epoch`."""
         if self._order is not None:
@@ -170,6 +174,9 @@ class Stream:
         length = known_length(self._batches.part)
         limit = limited(self._limit, length, 1, self._text)
         return length if limit is None else limit if length is None else min(length, limit)
+
+    def keep_order(self) -> None:
+        self._batches.keep_order()
 
     def set_accumulation(self, accumulate: int) -> None:
         self._accumulate = accumulate

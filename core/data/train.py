@@ -106,6 +106,10 @@ class TrainData:
         """End the loader's workers, where they live on from epoch to epoch."""
         self._source.close()
 
+    def keep_order(self) -> None:
+        """Give the first epoch's order in all of them, to see the same batches again under a limit."""
+        self._source.keep_order()
+
     def state_dict(self) -> dict[str, Any]:
         """The position, as plain data, the same on all ranks. All ranks call it (see `Stream.state_dict`)."""
         return self._source.state_dict()

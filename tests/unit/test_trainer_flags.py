@@ -55,8 +55,12 @@ def test_max_steps_counts_updates_and_not_batches():
 
 
 def test_without_any_limit_there_is_a_warning():
+    quiet = {"accelerator": "cpu", "logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+    trainer = trivet.Trainer(**quiet)
+    assert trainer.max_epochs == 1000
+    trainer.validate(Traced(), scalar.loader(1))  # which has no such limit
     with pytest.warns(UserWarning, match="training ends after 1000 epochs"):
-        assert trivet.Trainer(accelerator="cpu", logger=False).max_epochs == 1000
+        trainer.fit(Stops(), scalar.loader(2))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert trivet.Trainer(accelerator="cpu", logger=False, max_epochs=-1).max_epochs is None
@@ -249,7 +253,7 @@ WRONG = [
     ({"max_epochs": -2}, r"max_epochs=-2: expected a whole number from -1 up"),
     ({"max_steps": 1.5}, r"max_steps=1\.5: expected a whole number from -1 up"),
     ({"min_steps": -1}, r"min_steps=-1: expected a whole number from 0 up"),
-    ({"max_time": "1h"}, r"max_time='1h': expected 'DD:HH:MM:SS', a timedelta or seconds"),
+    ({"max_time": "1 fortnight"}, r"max_time='1 fortnight': allowed are a number of seconds; '10 min', '2 h'; 'DD:HH"),
     ({"max_time": -1}, r"max_time=-1: expected a positive number of seconds"),
     ({"limit_train_batches": 1.5}, r"limit_train_batches=1\.5: expected a number of batches \(int\) or a fraction"),
     ({"limit_val_batches": -1}, r"limit_val_batches=-1: expected a number of batches"),
@@ -310,17 +314,3 @@ def test_data_that_does_not_fit_the_flags():
 def test_what_is_known_only_during_a_run_says_so():
     with pytest.raises(ConfigurationError, match="this is known only while fit, validate, test or predict runs"):
         scalar.trainer().optimizers  # noqa: B018
-
-
-def test_deterministic_and_benchmark_are_put_back():
-    seen = []
-
-    class Asks(scalar.Scalar):
-        def on_train_start(self):
-            seen.append((torch.are_deterministic_algorithms_enabled(), torch.backends.cudnn.benchmark))
-
-    before = torch.backends.cudnn.benchmark
-    scalar.trainer(deterministic=True, benchmark=not before).fit(Asks(), scalar.loader(1))
-    assert seen == [(True, not before)]
-    assert not torch.are_deterministic_algorithms_enabled()
-    assert torch.backends.cudnn.benchmark == before

@@ -177,6 +177,10 @@ class Job:
                 warnings.filterwarnings("ignore", message="neither max_epochs")
             trainer = self.trainer_class(**arguments)
         trainer.config = written(self.config, self.selection)
+        if self.command == "fit":
+            from .resumed import KeepChanges
+
+            trainer.callbacks.insert(0, KeepChanges())
         if self.script.save_config and self.command != "plan":
             trainer.callbacks.insert(0, outcome.SaveConfig(self.config_text()))
         return trainer
@@ -223,18 +227,20 @@ class Job:
         from ..callbacks.prediction_writer import PredictionWriter
 
         output = None if self.values.get("output") is None else Path(self.values["output"])
-        writers = [callback for callback in self.trainer.callbacks if isinstance(callback, PredictionWriter)]
-        if output is not None and output.suffix != ".pt":
+        streams = output is not None and output.suffix != ".pt"
+        if output is not None and streams:
             if self.trainer.is_global_zero:
                 outcome.clear_output(output)
-            writers.append(PredictionWriter(output_dir=output))
-            self.trainer.callbacks.append(writers[-1])
-        ckpt = self.values.get("ckpt_path")
+            self.trainer.callbacks.append(PredictionWriter(output_dir=output))
+        writers = [callback for callback in self.trainer.callbacks if isinstance(callback, PredictionWriter)]
+        keeps = not writers or (output is not None and not streams)
         found = self.trainer.predict(
-            self.model, datamodule=self.data, return_predictions=not writers or output is not None, ckpt_path=ckpt
+            self.model, datamodule=self.data, return_predictions=keeps, ckpt_path=self.values.get("ckpt_path")
         )
         where = ", ".join(str(writer.output_dir) for writer in writers if writer.output_dir is not None)
-        self._say(f"predict: written to {where}" if writers else self._kept(found, output))
+        self._say(
+            self._kept(found, output) if keeps else f"predict: written {f'to {where}' if where else 'by callbacks'}"
+        )
 
     def _kept(self, predictions: Any, output: Path | None) -> str:
         if not self.trainer.is_global_zero:

@@ -24,7 +24,8 @@ class Script:
     """See `trivet.cli`, whose arguments these are; ``trivet`` itself fixes nothing.
 
     Beside those: ``defaults`` are like a configuration file below all others; ``extend`` may add arguments to the
-    parser (`Job.values` has what they were given); ``on_ready`` is called when everything is made, before it runs.
+    parser (`Job.values` has what they were given); ``on_ready`` is called when everything is made, before it runs;
+    ``spellings`` bring what a slot is filled with, by its key, into our words.
     """
 
     model: Any = None
@@ -37,6 +38,7 @@ class Script:
     extend: Callable[[jsonargparse.ArgumentParser], None] | None = None
     save_config: bool = True
     on_ready: Callable[[Job], None] | None = None
+    spellings: Mapping[str, Callable[[Any], Any]] = field(default_factory=dict)
 
     @property
     def fixed(self) -> dict[str, Callable[..., Any]]:
@@ -65,5 +67,6 @@ class Script:
         """The slots, in which only subclasses of the script's classes fit."""
         given = {"model": self.model, "data": self.data} if self.subclasses else {}
         return {
-            key: replace(slot, base=given[key]) if given.get(key) is not None else slot for key, slot in found.items()
+            key: replace(slot, base=given.get(key) or slot.base, spell=self.spellings.get(key))
+            for key, slot in found.items()
         }

@@ -94,6 +94,8 @@ class Settings:
 
     def entry(self, slot: Slot, value: Any) -> dict[str, Any]:
         """One selecting value as ``{selector: name, option: value, ...}``."""
+        if slot.spell is not None:
+            value = slot.spell(value)
         if isinstance(value, (str, int)) and not isinstance(value, bool):
             value = {slot.selector: str(value)}
         if not isinstance(value, Mapping):

@@ -28,7 +28,8 @@ class Slot:
 
     ``kind`` is the kind of plugin, or "" for a class. ``base`` is what the class derives from, or its import path,
     "" for a plugin's own. ``selector`` is the key of the selecting value in a mapping. ``skip`` are the first arguments
-    of the class that are not the user's to give, ``filled`` those that are filled in where the user does not.
+    of the class that are not the user's to give, ``filled`` those that are filled in where the user does not. ``spell``
+    brings a script's own spelling of a value into ours.
     """
 
     key: str
@@ -38,6 +39,7 @@ class Slot:
     skip: int = 0
     filled: frozenset[str] = frozenset()
     help: str = ""
+    spell: Callable[[Any], Any] | None = None
 
     @property
     def selector(self) -> str:

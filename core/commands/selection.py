@@ -132,7 +132,7 @@ def _take(selection: Selection, option: Flag, cleared: set[str]) -> None:
         settings.fill(slot, _selecting(option, slot), option.shown, append=append)
         if not option.environment:
             cleared.add(head)
-            if not append and (slot.several or _selected(settings, slot) != before):
+            if not append and (keys if slot.several else before not in (None, _selected(settings, slot))):
                 # what the environment says is for what it, or a file, selects
                 selection.flags = [f for f in selection.flags if not (f.environment and f.key.startswith(f"{head}."))]
         return

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import inspect
+import warnings
 import weakref
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -43,6 +44,7 @@ class StepModule(nn.Module):
         self.cast: Callable[[Any], Any] | None = precision.cast_batch if casts else None
         # steps that the user wrote without batch_idx
         self.short = frozenset(step for step in SHORTER if not takes(getattr(module, step, None), 2))
+        self.compiled: dict[str, Callable[..., Any]] = {}
 
     def forward(self, step: str, *args: Any, **kwargs: Any) -> Any:
         """``step`` names a method of the user's module; the rest are its arguments."""
@@ -50,10 +52,22 @@ class StepModule(nn.Module):
             args = tuple(map(self.cast, args))
         if self.short and step in self.short:
             args = args[:1]
+        if self.compiled:
+            with self.context or nullcontext():
+                return self.compiled[step](*args, **kwargs)
         if self.context is None:
             return getattr(self._user, step)(*args, **kwargs)
         with self.context:
             return getattr(self._user, step)(*args, **kwargs)
+
+
+@contextmanager
+def compiling(options: Mapping[str, Any] | None) -> Iterator[None]:
+    """Around a run that compiles: dynamo asks tensors that live across a break of the graph for ``grad``, and warns."""
+    with warnings.catch_warnings():
+        if options is not None:
+            warnings.filterwarnings("ignore", "The .grad attribute of a Tensor that is not a leaf", UserWarning)
+        yield
 
 
 @dataclass
@@ -111,6 +125,7 @@ def build(
     backward: Callable[[Tensor], None] = Tensor.backward,
     same_on_all_ranks: Callable[[str, Sequence[str]], None] = lambda what, names: None,
     configure_optimizers: Callable[[], Any] | None = None,
+    compiled: Mapping[str, Any] | None = None,
 ) -> Engine:
     """Put the parts together. Called on all ranks; the order below is the only right one.
 
@@ -131,6 +146,13 @@ def build(
         module = module.to(device)
     step = StepModule(module, precision, device.type)
     manual = not getattr(module, "automatic_optimization", True)
+    if compiled is not None:
+        if manual:
+            raise ConfigurationError(
+                "compile=True compiles the steps, and under manual optimization training_step holds backward and the "
+                "optimizers' steps. Compile parts of the module in configure_model instead: self.net.compile()."
+            )
+        step.compiled = {name: torch.compile(getattr(module, name), **compiled) for name in SHORTER}
     context = Context(
         world=world,
         device=device,

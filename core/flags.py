@@ -142,6 +142,16 @@ def check_limit(name: str, value: int | float | None) -> int | float:
     return value
 
 
+def check_compile(value: Any) -> dict[str, Any] | None:
+    """The options of `torch.compile`, None where it is not wanted."""
+    if not isinstance(value, (bool, Mapping)):
+        raise ConfigurationError(
+            f"compile={value!r}: expected True, False or a mapping with options of torch.compile, such as "
+            "{'mode': 'max-autotune'}."
+        )
+    return (dict(value) if isinstance(value, Mapping) else {}) if value is not False else None
+
+
 def check_clip(value: float | None, algorithm: str) -> Clip | None:
     check_choice("gradient_clip_algorithm", algorithm, ("norm", "value"))
     if value is None or value == 0:

@@ -36,6 +36,7 @@ class Module(ModuleHooks):
     """
 
     automatic_optimization: bool = True
+    logs_hparams: bool = True  # whether loggers get the hyperparameters
     example_input_array: Any = None  # a batch, or a tuple or dict of arguments for forward, for summaries and graphs
 
     def __init__(self) -> None:
@@ -43,7 +44,6 @@ class Module(ModuleHooks):
         self._run: Run | None = None
         self._trainer: Trainer | None = None
         self._hparams = HParams()
-        self._logs_hparams = True
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_run": None, "_trainer": None}  # a copy of a module doesn't belong to the run
@@ -178,7 +178,7 @@ class Module(ModuleHooks):
         """
         frame = inspect.currentframe()
         self._hparams.update(chosen(self, frame.f_back if frame else None, given, ignore))
-        self._logs_hparams = logger
+        self.logs_hparams = logger
 
     @classmethod
     def load_from_checkpoint(

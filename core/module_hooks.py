@@ -17,6 +17,8 @@ class ModuleHooks(nn.Module):
     Callbacks have the same hooks and are called before the module. Only what is overridden is ever called.
     """
 
+    prepare_data_per_node: bool = True  # False: `prepare_data` runs on one machine only, which shares its files
+
     # ------------------------------------------------------------------------------------------------------- a run
 
     def prepare_data(self) -> None:

@@ -119,6 +119,9 @@ class Run:
         self.seed_device = accelerator.seed if _has(accelerator, "seed") else None
         self.step_boundary = accelerator.step_boundary if _has(accelerator, "step_boundary") else None
         module, strategy = self.module, self.engine.strategy
+        if self.engine.step.compiled:  # what is recorded is no part of a graph
+            for name in ("log", "log_dict"):
+                object.__setattr__(module, name, torch.compiler.disable(getattr(module, name)))  # type: ignore[no-untyped-call]
         self.zero_grad: Callable[[Any], None] = Optimizer.zero_grad  # no frame between, where nobody overrides it
         if overrides(module, Module, "optimizer_zero_grad"):
             at = self.progress

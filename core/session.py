@@ -22,7 +22,7 @@ from .checkpoint import directory
 from .data.datamodule import DataModule
 from .data.sharding import derive_accumulation
 from .data.transfer import transfer
-from .engine import build, with_hooks
+from .engine import build, compiling, with_hooks
 from .errors import ConfigurationError, LaunchError, RankFailed, TrivetError
 from .hooks import Hooks, call, check_names, overrides
 from .launch.group import Group
@@ -153,7 +153,7 @@ def run(trainer: Trainer, job: Job, resolved: Resolved, world: World, out_dir: P
                 leaving.callback(profiler.describe)
                 where = group.exchange("profiler", str(trainer.log_dir) if world.rank == 0 else "")[0]
                 profiler.setup(job.stage, world.rank, where)
-            with Stop(world) as stop, Switches(trainer):
+            with Stop(world) as stop, Switches(trainer), compiling(trainer.compile):
                 prepare(job, hooks, group)
                 running = join(trainer, job, resolved, world, group, stop, hooks, device)
                 leaving.callback(release, running)
@@ -191,6 +191,8 @@ def release(run: Run) -> None:
         run.first.stop()
     for guard in run.guards:
         guard.remove()
+    if run.engine.step.compiled:
+        del run.module.log, run.module.log_dict  # what `Run` put before the class's
     run.engine.strategy.teardown(run.engine.root)
     run.engine.root = run.engine.step
 
@@ -199,7 +201,7 @@ def prepare(job: Job, hooks: Hooks, group: Group) -> None:
     """Data is prepared once per machine; then every process sets itself up."""
     if group.world.local_rank == 0:
         for owner in (job.datamodule, job.module):
-            if owner is not None:
+            if owner is not None and (owner.prepare_data_per_node or group.world.rank == 0):
                 owner.prepare_data()
     group.barrier()
     if job.datamodule is not None:
@@ -248,6 +250,7 @@ def join(
         backward=backward,
         same_on_all_ranks=same_on_all_ranks(group),
         configure_optimizers=module.configure_optimizers if train else None,
+        compiled=trainer.compile,
     )
     if engine.strategy.laid_out and trainer.enable_progress_bar and world.rank == 0:
         print(f"{plan.strategy}: {engine.strategy.laid_out}", file=sys.stderr, flush=True)
@@ -353,7 +356,8 @@ def teardown(job: Job, hooks: Hooks) -> None:
 def start_logging(run: Run) -> None:
     if run.world.rank == 0:
         for logger in run.trainer.loggers:
-            logger.log_hyperparams(capture.plain_hparams(run.module.hparams.__dict__))
+            if run.module.logs_hparams:
+                logger.log_hyperparams(capture.plain_hparams(run.module.hparams.__dict__))
             if not run.engine.strategy.joint_forward:  # the graph is found by calling the module, here alone
                 logger.log_graph(run.module)
 

@@ -89,6 +89,7 @@ class Trainer(View):
         enable_checkpointing: add a `Checkpoint` callback where none is given.
         enable_progress_bar: show a bar on a terminal, quiet lines elsewhere, and first what was planned.
         default_root_dir: where runs are written; ``trivet_runs`` in the current directory by default.
+        compile: compile the module's steps with `torch.compile`; a mapping holds options for it.
         return_weights: whether the caller's module holds the trained weights after a launched `fit`.
     """
 
@@ -138,6 +139,7 @@ class Trainer(View):
         enable_progress_bar: bool | None = None,
         enable_model_summary: bool | None = None,
         default_root_dir: str | Path | None = None,
+        compile: bool | Mapping[str, Any] = False,
         return_weights: bool = True,
     ) -> None:
         g = settle({name: value for name, value in locals().items() if name != "self"})
@@ -159,6 +161,7 @@ class Trainer(View):
         self.detect_anomaly, self.sync_batchnorm = detect_anomaly, sync_batchnorm
         self.default_root_dir = Path(default_root_dir or "trivet_runs")
         self.return_weights = return_weights
+        self.compile = flags.check_compile(compile)
         self.profiler: Profiler = make(profiler) or PassThroughProfiler()
         self._request: dict[str, Any] = {
             **{name: g[name] for name in ("accelerator", "strategy", "precision", "launcher")},

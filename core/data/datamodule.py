@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Iterable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from torch.utils.data import DataLoader, IterableDataset
+
 from ..errors import ConfigurationError
+from ..hparams import HParams, chosen
 from .transfer import to_device
 
 if TYPE_CHECKING:
@@ -19,6 +25,47 @@ class DataModule:
     """
 
     trainer: Any = None
+    prepare_data_per_node: bool = True  # False: `prepare_data` runs on one machine only, which shares its files
+
+    @property
+    def hparams(self) -> HParams:
+        """What `save_hyperparameters` kept."""
+        found: HParams = vars(self).setdefault("_hparams", HParams())  # a subclass need not call super().__init__()
+        return found
+
+    def save_hyperparameters(self, *given: Any, ignore: str | Iterable[str] = (), logger: bool = True) -> None:
+        """As `Module.save_hyperparameters`; ``logger`` is accepted because Lightning has it."""
+        frame = inspect.currentframe()
+        self.hparams.update(chosen(self, frame.f_back if frame else None, given, ignore))
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "trainer": None}
+
+    @classmethod
+    def from_datasets(
+        cls,
+        train_dataset: Any = None,
+        val_dataset: Any = None,
+        test_dataset: Any = None,
+        predict_dataset: Any = None,
+        batch_size: int = 1,
+        num_workers: int = 0,
+    ) -> DataModule:
+        """A data module over data sets: a list of them for several loaders; training data are shuffled."""
+
+        def loaders(dataset: Any, shuffle: bool = False) -> Any:
+            if isinstance(dataset, (list, tuple)):
+                return [loaders(one, shuffle) for one in dataset]
+            return DataLoader(dataset, batch_size, shuffle=shuffle, num_workers=num_workers)
+
+        found = cls()
+        if train_dataset is not None:
+            shuffle = not isinstance(train_dataset, IterableDataset)
+            found.train_dataloader = lambda: loaders(train_dataset, shuffle)  # type: ignore[method-assign]
+        for name, dataset in (("val", val_dataset), ("test", test_dataset), ("predict", predict_dataset)):
+            if dataset is not None:
+                setattr(found, f"{name}_dataloader", partial(loaders, dataset))
+        return found
 
     def prepare_data(self) -> None:
         """Download, unpack: called on one process per node, before `setup` on any. Set no attribute here."""

@@ -40,7 +40,7 @@ def capture(run: Run, *, tensors: bool = True) -> TrainState:
     )
     call(run.hooks.on_save_checkpoint, state.user)
     if tensors:
-        state.module = module_tensors(run)
+        state.module, state.beside = module_tensors(run)
         state.optimizers = optimizer_states(engine)
         state.schedulers = [schedule.scheduler.state_dict() for schedule in engine.schedules]
         state.scaler = engine.scaler.state_dict() if engine.scaler is not None else None
@@ -59,15 +59,18 @@ def check(run: Run) -> None:
 
 def template(run: Run) -> TrainState:
     """The tensors that a checkpoint is read into, in place."""
-    return TrainState(module=module_tensors(run))
+    module, beside = module_tensors(run)
+    return TrainState(module=module, beside=beside)
 
 
-def module_tensors(run: Run) -> dict[str, Tensor]:
-    """The module's tensors; in a fit as the callbacks want a checkpoint to hold them. All ranks call it."""
+def module_tensors(run: Run) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """What a checkpoint holds under the names of the module's tensors, and beside them. All ranks call it."""
     tensors = run.engine.strategy.state_dict(run.engine.module)
+    own = set(tensors)
     for callback in run.trainer.callbacks if run.train_data is not None else ():
         tensors = callback.checkpoint_tensors(run.trainer, run.module, tensors)
-    return tensors
+    beside = {name: tensor for name, tensor in tensors.items() if name not in own}
+    return {name: tensor for name, tensor in tensors.items() if name in own}, beside
 
 
 def restore(run: Run, state: TrainState, path: str | Path) -> None:

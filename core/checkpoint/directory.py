@@ -34,6 +34,7 @@ __all__ = ["complete", "delete", "manifest", "read", "read_seed", "read_weights"
 
 _TENSORS = "tensors"
 _STATE = "state.pt"
+_AS_TENSORS = {"module", "beside"}  # fields of a TrainState that are not in state.pt
 _OPTIMIZER_TENSORS = "tensors"  # in state.pt, per optimizer: parameter name -> keys whose values are in tensors/
 
 
@@ -95,36 +96,42 @@ def write(
             raise
 
 
-def read(path: str | os.PathLike[str], template: TrainState | None = None) -> TrainState:
+def read(path: str | os.PathLike[str], template: TrainState | None = None, *, beside: bool = True) -> TrainState:
     """Read a checkpoint, whatever strategy wrote it at whatever world size. No collective: each rank reads for itself.
 
-    ``template.module``, where given, names the tensors to fill in place, on their device and in their dtype; of a
-    `DTensor` this rank's part is read, and of the optimizer state that belongs to it. All other tensors are new, plain
-    and on the CPU. Raises `CheckpointError` with path and reason if files are missing or damaged, or if names or shapes
-    differ from the template's; plain tensors have not changed then.
+    ``template.module`` and ``beside``, where given, name the tensors to fill in place, on their device and in their
+    dtype; of a `DTensor` this rank's part is read, and of the optimizer state that belongs to it. All other tensors are
+    new, plain and on the CPU. With ``beside=False`` nothing is read that callbacks keep. Raises `CheckpointError` with
+    path and reason if files are missing or damaged, or if names or shapes differ from the template's; plain tensors
+    have not changed then.
     """
     directory = Path(path).absolute()
     with _errors(f"cannot read checkpoint {str(directory)!r}"):
         _, index = _open(directory)
         plain = _read_state(directory)
-        targets = {f"module/{name}": tensor for name, tensor in template.module.items()} if template else None
-        if targets is not None:
-            _check_fits(index, targets)
-        into = {name: _staging(index, name, targets) for name in index.state_dict_metadata}
+        targets = None
+        if template is not None:
+            targets = {f"module/{name}": tensor for name, tensor in template.module.items()}
+            targets.update({f"beside/{name}": tensor for name, tensor in template.beside.items()})
+            _check_fits(index, targets, ("module/", "beside/") if beside else ("module/",))
+        names = [name for name in index.state_dict_metadata if beside or not name.startswith("beside/")]
+        into = {name: _staging(index, name, targets) for name in names}
         optimizers = _join(plain.pop("optimizers"), into)
         from . import tensors as storage
 
         storage.read(directory / _TENSORS, index, into)
-        module = {name: tensor for name, tensor in into.items() if name.startswith("module/")}
         if targets is not None:
             # Read first, then copied: a damaged file is found before the first of the caller's tensors changes.
             with torch.no_grad():
                 for name, target in targets.items():
                     if into[name] is not target:
                         target.copy_(into[name])
-            module = targets
+            into |= targets
         return TrainState(
-            module={name.removeprefix("module/"): t for name, t in module.items()}, optimizers=optimizers, **plain
+            module={name.removeprefix("module/"): t for name, t in into.items() if name.startswith("module/")},
+            beside={name.removeprefix("beside/"): t for name, t in into.items() if name.startswith("beside/")},
+            optimizers=optimizers,
+            **plain,
         )
 
 
@@ -177,7 +184,8 @@ def complete(path: str | os.PathLike[str]) -> bool:
 
 def _split(state: TrainState) -> tuple[dict[str, Tensor], dict[str, Any]]:
     tensors = {f"module/{name}": tensor.detach() for name, tensor in state.module.items()}
-    plain: dict[str, Any] = {f.name: getattr(state, f.name) for f in fields(state) if f.name != "module"}
+    tensors.update({f"beside/{name}": tensor.detach() for name, tensor in state.beside.items()})
+    plain: dict[str, Any] = {f.name: getattr(state, f.name) for f in fields(state) if f.name not in _AS_TENSORS}
     plain["optimizers"] = []
     for number, optimizer in enumerate(state.optimizers):
         rest: dict[str, dict[str, Any]] = {}
@@ -226,18 +234,19 @@ def _read_state(directory: Path) -> dict[str, Any]:
         plain = torch.load(directory / _STATE, map_location="cpu", weights_only=True)
     except Exception as error:  # torch raises RuntimeError, EOFError, UnpicklingError, KeyError, ... on damaged files
         raise CheckpointError(f"{_STATE} cannot be loaded as plain data: {type(error).__name__}: {error}") from error
-    expected = {f.name for f in fields(TrainState)} - {"module"}
+    expected = {f.name for f in fields(TrainState)} - _AS_TENSORS
     if not isinstance(plain, dict) or set(plain) != expected:
         found = sorted(map(str, plain)) if isinstance(plain, dict) else type(plain).__name__
         raise CheckpointError(f"{_STATE} holds {found}, expected {sorted(expected)}")
     return plain
 
 
-def _check_fits(index: Metadata, targets: dict[str, Tensor]) -> None:
-    stored = {name: entry for name, entry in index.state_dict_metadata.items() if name.startswith("module/")}
+def _check_fits(index: Metadata, targets: dict[str, Tensor], prefixes: tuple[str, ...]) -> None:
+    stored = {name: entry for name, entry in index.state_dict_metadata.items() if name.startswith(prefixes)}
     wrong = [f"missing in the checkpoint: {_names(set(targets) - set(stored))}"] if set(targets) - set(stored) else []
-    if set(stored) - set(targets):
-        wrong.append(f"not in the module: {_names(set(stored) - set(targets))}")
+    for prefix, where in (("module/", "not in the module"), ("beside/", "kept by a callback that this run has not")):
+        if odd := {name for name in stored if name.startswith(prefix)} - set(targets):
+            wrong.append(f"{where}: {_names(odd)}")
     for name in sorted(set(stored) & set(targets)):
         entry: Any = stored[name]
         target = targets[name]
@@ -250,7 +259,7 @@ def _check_fits(index: Metadata, targets: dict[str, Tensor]) -> None:
 
 
 def _names(names: set[str] | list[str]) -> str:
-    return ", ".join(repr(name.removeprefix("module/")) for name in sorted(names))
+    return ", ".join(repr(name.partition("/")[2]) for name in sorted(names))
 
 
 def _staging(index: Metadata, name: str, targets: dict[str, Tensor] | None) -> Tensor:

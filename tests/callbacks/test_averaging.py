@@ -134,11 +134,37 @@ def test_resumed_it_ends_the_same_to_the_bit(tmp_path: Path, strategy: str, rank
 
 def test_a_checkpoint_holds_the_average_under_the_modules_names(tmp_path: Path) -> None:
     last, watch, _ = fit(tmp_path, EMAWeightAveraging(decay=0.5))
-    stored = directory.read_weights(tmp_path / "ck" / "16")
+    stored, beside = directory.read_weights(tmp_path / "ck" / "16"), directory.read(tmp_path / "ck" / "16").beside
     names = list(Net().state_dict())
     torch.testing.assert_close(torch.cat([stored[name].reshape(-1) for name in names]), last)
-    current = torch.cat([stored[f"averaging.current/{name}"].reshape(-1) for name in names])
+    current = torch.cat([beside[f"averaging.current/{name}"].reshape(-1) for name in names])
     assert torch.equal(current, watch.weights[-1])
+    assert list(stored) == names
+
+
+def best_of(root: Any, strategy: str) -> tuple[float, float, float]:
+    averaging, net = EMAWeightAveraging(decay=0.9), Net()
+    saver = Checkpoint(Path(root) / "ck", monitor="val_loss")
+    made = trainer(root, averaging, saver, strategy=strategy)
+    made.fit(net, loader(), loader(8))
+    (with_it,) = made.validate(net, loader(8), ckpt_path="best")
+    plain = trainer(root, strategy=strategy)
+    (without,) = plain.validate(Net(), loader(8), ckpt_path=saver.best_model_path)
+    assert saver.best_model_score is not None
+    return saver.best_model_score, with_it["val_loss"], without["val_loss"]
+
+
+@pytest.mark.parametrize(("strategy", "ranks"), [("single", 1), ("fsdp", 2)])
+def test_the_best_checkpoint_gives_its_score_again(tmp_path: Path, strategy: str, ranks: int) -> None:
+    for score, with_it, without in run(ranks, best_of, tmp_path, strategy):
+        assert score == pytest.approx(with_it, rel=1e-6)
+        assert score == pytest.approx(without, rel=1e-6)
+
+
+def test_training_does_not_go_on_from_an_average_unawares(tmp_path: Path) -> None:
+    fit(tmp_path, EMAWeightAveraging())
+    with pytest.raises(CheckpointError, match=r"kept by a callback that this run has not: 'averaging.current/net"):
+        trainer(tmp_path).fit(Net(), loader(), ckpt_path=str(tmp_path / "ck" / "16"))
 
 
 def test_a_checkpoint_without_an_average(tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ def make_state(fill: float = 1.0) -> TrainState:
     adam = {"net.weight": {"step": torch.tensor(2.0), "exp_avg": torch.full((3, 2), fill / 2), "kind": "a"}, "half": {}}
     return TrainState(
         progress={"epoch": 1, "update": 2},
+        beside={"average/weight": torch.ones(3)},
         module=module,
         optimizers=[
             {"state": adam, "groups": [{"lr": 0.1, "betas": (0.9, 0.99), "params": ["net.weight", "half"]}]},
@@ -101,7 +102,7 @@ def test_template_is_filled_in_place(saved: Path) -> None:
     assert all(found.module[name] is before[name] for name in before)
     assert_same(make_state().module, template.module)
     converted = TrainState(module={name: t.double() if t.is_floating_point() else t for name, t in before.items()})
-    assert directory.read(saved, converted).module["half"].dtype == torch.float64
+    assert directory.read(saved, converted, beside=False).module["half"].dtype == torch.float64
 
 
 def test_weights_alone(saved: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import sys
 import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -237,16 +238,36 @@ def load_by_name(
 
 
 def plain_hparams(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Hyperparameters as plain data: classes and functions by import path, modules left out with one warning."""
+    """Hyperparameters as plain data: classes and functions by import path. Left out with one warning: modules, and what
+    no import path leads to, such as a lambda."""
     plain: dict[str, Any] = {}
     left_out = []
     for name, value in values.items():
         if isinstance(value, nn.Module):
             left_out.append(name)
         elif isinstance(value, type) or callable(value):
-            plain[name] = {"import_path": f"{value.__module__}:{value.__qualname__}"}
+            path = import_path(value)
+            if path is None:
+                left_out.append(name)
+            else:
+                plain[name] = {"import_path": path}
         else:
             plain[name] = value
     if left_out:
-        warnings.warn(f"hyperparameters that are modules are not stored in checkpoints: {left_out}.", stacklevel=2)
+        warnings.warn(
+            "hyperparameters that are modules, or functions without an import path (lambdas, local ones), are not "
+            f"stored in checkpoints: {left_out}.",
+            stacklevel=2,
+        )
     return plain
+
+
+def import_path(value: Any) -> str | None:
+    """``module:name`` where that leads back to the same class or function."""
+    module, name = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
+    if module is None or name is None:
+        return None
+    found: Any = sys.modules.get(module)
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    return f"{module}:{name}" if found is value else None

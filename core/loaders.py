@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from .data.combined import combined, eval_data, evaluation_loaders
+from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SequentialSampler
+
+from .data.combined import CombinedLoader, combined, eval_data, evaluation_loaders
 from .data.datamodule import DataModule
 from .data.evaluation import EvalData
 from .data.train import TrainData
@@ -75,6 +77,19 @@ def reloading(run: Run, job: Job) -> Callable[[], None] | None:
         run.train_data, run.loaded_in = trainer.train_data, run.progress.epoch
 
     return reload
+
+
+def says_sizes(given: Any) -> bool:
+    """Whether loaders know how many samples are in a batch: torch's with a batch size, a batch sampler, or a sampler of
+    lists."""
+    for loader in evaluation_loaders(given) if isinstance(given, (list, tuple)) else [given]:
+        if isinstance(loader, DataLoader):
+            plain = type(loader.sampler) in (SequentialSampler, RandomSampler)
+            if loader.batch_sampler is None and (plain or isinstance(loader.dataset, IterableDataset)):
+                return False
+        elif loader is not None and not isinstance(loader, (CombinedLoader, Mapping)):
+            return False
+    return True
 
 
 def own_hook(job: Job, name: str) -> Callable[..., Any] | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import warnings
 from collections.abc import Iterable
 from numbers import Number
 from typing import TYPE_CHECKING, Any
@@ -50,6 +51,7 @@ class Metrics:
         self.weight: float = 1.0
         self.suffix = ""
         self.muted = False
+        self.sizes_known = True  # whether ``weight`` is the number of samples, and not 1 for want of it
         self.values: dict[str, Any] = {}  # name -> last value as a number or tensor: what callback_metrics shows
         self.packed = Packed(stage, group)
 
@@ -85,6 +87,8 @@ class Metrics:
                 )
         if slot is None or slot.options != options:
             slot = self._slot(slot, name, key, options)
+            if not self.sizes_known and batch_size is None and slot.on_epoch and self.defaults is not EPOCH:
+                self._tell_of_sizes(slot)
         if slot.on_step:
             slot.last = value
             slot.touched = True
@@ -128,6 +132,17 @@ class Metrics:
             )
         slot.options = options
         return slot
+
+    def _tell_of_sizes(self, slot: Slot) -> None:
+        if slot.fx != "mean":
+            return
+        self.sizes_known = True  # said once
+        warnings.warn(
+            f"the size of a batch is not known in {self.stage}, since no batch sampler of a torch DataLoader says it, "
+            f"so all batches count alike in the mean of {slot.full_name!r}. Give log(..., batch_size=...), or define "
+            "batch_weight.",
+            stacklevel=5,
+        )
 
     def _when(self, name: str, options: tuple[Any, ...]) -> tuple[bool, bool]:
         """``on_step`` and ``on_epoch``, where the caller may log, and under a name that is allowed."""

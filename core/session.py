@@ -264,6 +264,14 @@ def join(
         same_on_all_ranks=same_on_all_ranks(group),
         backward=backward, keeps_predictions=job.stage == "predict" and keeps_predictions(trainer, job),
     )  # fmt: skip
+    weighs = overrides(module, Module, "batch_weight")
+    for kind, metrics in (
+        ("train", running.train_metrics),
+        ("val", running.val_metrics),
+        ("test", running.test_metrics),
+    ):
+        given = trainer.dataloaders.get(kind)
+        metrics.sizes_known = (weighs and kind == "train") or loaders.says_sizes(given)
     if train:
         running.limits = validation_interval(running, trainer.val_fraction)
         running.reload = loaders.reloading(running, job)

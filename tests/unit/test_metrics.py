@@ -132,6 +132,25 @@ def test_the_weight_of_a_batch_is_not_guessed_from_its_tensors():
     assert trainer.callback_metrics["mean"] == pytest.approx(3.4)
 
 
+def test_c22_a_size_that_is_not_known_is_told_of():
+    """The same batches as a plain list: they count alike, which is said, unless the user says their sizes."""
+
+    class Sized(Logging):
+        def training_step(self, batch, batch_idx):
+            self.log("mean", batch[1].mean(), on_epoch=True, batch_size=len(batch[1]) if self.train_log else None)
+            return self.w * batch[0][0].mean()
+
+    batches = [([torch.ones(n, 5)], torch.tensor(values)) for n, values in ((4, [1.0, 2.0, 3.0, 4.0]), (1, [7.0]))]
+    trainer = scalar.trainer()
+    with pytest.warns(
+        UserWarning, match=r"all batches count alike in the mean of 'mean'\. Give log\(\.\.\., batch_size"
+    ):
+        trainer.fit(Sized(), batches)
+    assert trainer.callback_metrics["mean"] == 4.75
+    trainer.fit(Sized(train=True), batches)
+    assert trainer.callback_metrics["mean"] == pytest.approx(3.4)
+
+
 # what is refused
 
 

@@ -58,7 +58,9 @@ def evaluate(run: Run, kind: str, *, limit: int | None = None) -> dict[str, floa
                 if not mine:
                     metrics.packed.without.append(metrics.suffix)
         metrics.suffix, metrics.defaults = "", EPOCH if kind != "predict" else None
-        call(getattr(hooks, f"on_{kind}_epoch_end"))
+        if table := getattr(hooks, f"on_{kind}_epoch_end"):
+            metrics.epoch_row(reset=False)  # a collective: what they find in trainer.callback_metrics
+            call(table)
         row, rows = metrics.epoch_row(), metrics.batch_rows()
         metrics.packed.without = []
         if limit is None:

@@ -11,7 +11,7 @@ import gc
 import time
 from collections.abc import Iterator
 from itertools import chain, islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -128,7 +128,9 @@ def end_epoch(run: Run) -> None:
     if _validates_at_end(run):
         evaluate(run, "validation")
     run.metrics.defaults = EPOCH
-    call(hooks.on_train_epoch_end)
+    if hooks.on_train_epoch_end:
+        run.train_metrics.epoch_row(reset=False)  # a collective: what they find in trainer.callback_metrics
+        call(hooks.on_train_epoch_end)
     log_row(run, run.train_metrics.epoch_row())
     step_schedules(run, "epoch", with_metric=True)
     run.cut = False
@@ -211,7 +213,12 @@ def micro_batches(run: Run, batches: list[MicroBatch]) -> Iterator[MicroBatch]:
             yield micro
         run.progress.batch += 1
         if not micro.last and not borrowed:
-            call(hooks.on_train_batch_end, micro.output, micro.batch, micro.index)
+            call(hooks.on_train_batch_end, outputs_of(micro), micro.batch, micro.index)
+
+
+def outputs_of(micro: MicroBatch) -> Any:
+    """What hooks see of a step: a mapping with ``"loss"``, also where it returned the loss alone, as in Lightning."""
+    return {"loss": micro.output} if isinstance(micro.output, torch.Tensor) else micro.output
 
 
 def cut(run: Run, micro: MicroBatch, *, first: bool) -> bool:
@@ -236,7 +243,7 @@ def boundary(run: Run) -> None:
     progress, hooks, micro, trainer = run.progress, run.hooks, run.micro, run.trainer
     assert micro is not None
     if hooks.on_train_batch_end and micro.samples:
-        call(hooks.on_train_batch_end, micro.output, micro.batch, micro.index)
+        call(hooks.on_train_batch_end, outputs_of(micro), micro.batch, micro.index)
     run.micro = None
     run.train_metrics.muted = False
     trainer.at_boundary = True

@@ -223,13 +223,12 @@ class Metrics:
             slot.fold()
         slots = sorted((s for s in slots if s.total is not None), key=lambda s: s.entry)
         entries = [(s.full_name, s.epoch_name, value, s.logger) for s, value in self._reduce(slots)]
-        if reset:
-            for table in self.slots.values():
-                for slot in table.values():
-                    if slot.touched and slot.on_step:
-                        self.values[slot.step_name] = slot.last
-                        slot.touched = False
-                    slot.clear()
+        for slot in [s for table in self.slots.values() for s in table.values()]:
+            if slot.touched and slot.on_step:
+                self.values[slot.step_name] = slot.last
+                slot.touched = False
+            if reset:
+                slot.clear()
         return self._written([*entries, *self._objects_row(reset)])
 
     def batch_rows(self) -> list[dict[str, float]]:

@@ -135,9 +135,9 @@ class Subject(Module):
             for name in self.recipe.frozen:
                 self.get_parameter(name).requires_grad_(True)
 
-    def on_train_batch_end(self, outputs: Tensor, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
         weight = float(batch[-1].sum()) if self.recipe.tokens else float(len(batch[0]))
-        self.seen.steps.append((self.current_epoch, batch_idx, float(outputs.detach()), weight))
+        self.seen.steps.append((self.current_epoch, batch_idx, float(outputs["loss"].detach()), weight))
 
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
         if not self.seen.first_gradients:

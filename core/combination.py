@@ -29,6 +29,7 @@ KNOWN = {
             "clipping",
             "manual_optimization",
             "skip_samples",
+            "unused_parameters",  # ranks may use different parameters in one update
             "user_optimizer",  # what steps is the optimizer that the user made
         }
     ),

@@ -300,9 +300,10 @@ class Strategy(Plugin):
 
     @property
     def offers(self) -> frozenset[str]:
-        """``user_optimizer``: what steps is the optimizer that the user made, with its hooks."""
-        names = "several_processes loss_scaling accumulation clipping manual_optimization skip_samples user_optimizer"
-        return frozenset(names.split())
+        """``unused_parameters``: ranks may use different ones in one update. ``user_optimizer``: what steps is the
+        optimizer that the user made, with its hooks."""
+        names = "several_processes loss_scaling accumulation clipping manual_optimization skip_samples"
+        return frozenset((*names.split(), "unused_parameters", "user_optimizer"))
 
     def notes(self, world_size: int, deterministic: bool) -> tuple[str, ...]:
         """What a user should know before launch: sentences for the Plan."""

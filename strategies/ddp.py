@@ -59,6 +59,10 @@ class DDP(Strategy):
         self.communication_hook = communication_hook
         self.powersgd_rank = powersgd_rank
 
+    @property
+    def offers(self) -> frozenset[str]:
+        return super().offers - (set() if self.find_unused_parameters else {"unused_parameters"})
+
     def notes(self, world_size: int, deterministic: bool) -> tuple[str, ...]:
         notes = []
         if self.communication_hook is not None:

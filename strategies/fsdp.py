@@ -104,7 +104,8 @@ class FSDP(Strategy):
 
     @property
     def offers(self) -> frozenset[str]:
-        return super().offers - {"skip_samples"}  # a rank without gradient would leave the others' collectives hanging
+        # a rank without gradient would leave the others' collectives hanging
+        return super().offers - {"skip_samples", *(() if self.unused_parameters else ("unused_parameters",))}
 
     def notes(self, world_size: int, deterministic: bool) -> tuple[str, ...]:
         if world_size == 1:

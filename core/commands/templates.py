@@ -85,10 +85,11 @@ class $cls(Strategy):
         for param, anywhere in zip(params, used.tolist(), strict=True):
             if not anywhere:
                 continue
-            grad = torch.zeros_like(param) if param.grad is None else param.grad
-            grad.div_(world_size)  # before the sum, which float16 might not hold
-            dist.all_reduce(grad)
-            param.grad = grad
+            param.grad = torch.zeros_like(param) if param.grad is None else param.grad
+            # What is sent has the precision's dtype for it, divided before the sum, which float16 might not hold.
+            sent = param.grad.to(self.context.policy.reduce).div_(world_size)
+            dist.all_reduce(sent)
+            param.grad.copy_(sent)
 '''
 
 ACCELERATOR = '''\

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from functools import cache
 from itertools import combinations, product
 from typing import Any
@@ -17,11 +18,13 @@ from ..errors import PlanError, PluginBroken
 from ..launch.world import World
 from ..registry import Selected
 from .apart import APART
-from .checks import CHECKS, Check, checks_of
+from .checks import CHECKS, Check
 from .subject import Cell
 from .tolerance import UNDECLARED, Terms
+from .unlike import UNLIKE
 
 WORLD_SIZES = (1, 2, 4)
+TOGETHER = {**CHECKS, **UNLIKE}  # of plugins whose ranks are alike after every update
 
 Item = tuple[Cell, str]  # a cell and the name of a check
 
@@ -103,7 +106,14 @@ def checks_in(cell: Cell, terms: Terms = UNDECLARED) -> dict[str, Check]:
     """The checks that mean something in a cell, for a plugin with these declarations."""
     if terms.synchronises_every > 1 and cell.world_size > 1:
         return APART
-    return {check.name: check for check in checks_of(cell)}
+    dtypes, size, offers = cell.dtypes, cell.world_size, cell.plugin("strategy").offers
+    return {
+        name: check
+        for name, check in TOGETHER.items()
+        if (size in check.sizes if check.sizes else check.at_four or size < 4) and check.applies(dtypes)
+        if not check.only_offered or check.offer in offers
+        if check.precision is None or outcome(replace(cell, precision=check.precision)) == "ok"
+    }
 
 
 def items(cells: Iterable[Cell], terms: Terms = UNDECLARED) -> list[Item]:
@@ -129,7 +139,7 @@ def refused(cells: Iterable[Cell], terms: Terms = UNDECLARED) -> Iterator[Item]:
 
 def named(check: str) -> Check:
     """A check by its name."""
-    return CHECKS[check] if check in CHECKS else APART[check]
+    return TOGETHER[check] if check in TOGETHER else APART[check]
 
 
 def cover(everything: Sequence[Item]) -> list[Item]:

@@ -58,13 +58,43 @@ def compare(cell: Cell, recipe: Recipe, seen: Sequence[Seen], expected: Record, 
     found = losses(seen, recipe)
     assert len(found) == len(expected.losses)
     close(found[0], expected.losses[0], bounds.first_loss, "first loss")
-    close(found, expected.losses, bounds.losses, "losses")
+    try:
+        close(found, expected.losses, bounds.losses, "losses")
+    except AssertionError as error:
+        raise AssertionError(f"{error}\n{told_apart(seen, expected, cell.world_size)}") from None
     for rank, one in enumerate(seen):
         who = f"on rank {rank}: "
         close(one.first_gradients, expected.first_gradients, bounds.gradients, f"{who}first gradient")
         same(one.weights, seen[0].weights, f"{who}weights that differ from rank 0's")
         if bounds.weights is not None:
             close(one.weights, expected.weights, bounds.weights, f"{who}weights")
+
+
+def told_apart(seen: Sequence[Seen], expected: Record, world_size: int) -> str:
+    """How first gradients differ where losses do: a common factor names a mistake that losses do not."""
+    texts = []
+    for rank, one in enumerate(seen):
+        if set(one.first_gradients) != set(expected.first_gradients):
+            texts.append(
+                f"on rank {rank} of {sorted(one.first_gradients)}, expected {sorted(expected.first_gradients)}"
+            )
+            continue
+        found, wanted = (
+            torch.cat([gradients[name].double().flatten() for name in sorted(gradients)])
+            for gradients in (one.first_gradients, expected.first_gradients)
+        )
+        factor = float(found @ wanted / (wanted @ wanted))
+        rest = float((found - factor * wanted).norm() / wanted.norm())
+        if rest > 0.02:
+            texts.append(f"on rank {rank} {rest:.2g} of their length away from the reference's")
+            continue
+        guess = ""
+        if world_size > 1 and abs(factor / world_size - 1) < 0.02:
+            guess = " (the sum over ranks, not the average?)"
+        elif world_size > 1 and abs(factor * world_size - 1) < 0.02:
+            guess = " (divided by the number of ranks twice?)"
+        texts.append(f"on rank {rank} {factor:.3g} times the reference's{guess}")
+    return "first gradients: " + "; ".join(texts)
 
 
 def same(actual: Any, expected: Any, what: str) -> None:
@@ -177,7 +207,10 @@ def goes_on(cell: Cell, pools: Pools, recipe: Recipe, interrupt: dict[str, Any],
 class Check:
     """``offer``: the capability of a strategy that is put to the test, or an empty string. ``asks``: what the run wants
     beside the plugins, as `resolve` names it; where negotiation refuses that, the refusal is what is checked.
-    ``at_four``: worth its time at world size 4 too. ``applies``: to cells with such dtypes.
+    ``at_four``: worth its time at world size 4 too. ``applies``: to cells with such dtypes. ``sizes``: the only numbers
+    of processes where it means something, all where it is empty. ``precision``: what it trains with in place of the
+    cell's; where negotiation does not admit that, there is nothing to check. ``only_offered``: no run can ask for the
+    capability, so there is nothing to refuse where it is not offered.
     """
 
     run: Callable[..., None]
@@ -185,6 +218,9 @@ class Check:
     asks: Mapping[str, Any] = field(default_factory=dict)
     at_four: bool = False
     applies: Callable[[Dtypes], bool] = lambda dtypes: True
+    sizes: tuple[int, ...] = ()
+    precision: Any = None
+    only_offered: bool = False
 
     @property
     def name(self) -> str:
@@ -204,8 +240,3 @@ CHECKS = {
         Check(resume, at_four=True),
     )
 }
-
-
-def checks_of(cell: Cell) -> list[Check]:
-    """The checks that mean something in a cell."""
-    return [c for c in CHECKS.values() if c.applies(cell.dtypes) and (c.at_four or cell.world_size < 4)]

@@ -147,7 +147,7 @@ class Watched(subject.Subject):
         super().__init__(recipe)
         self.fails, self.devices = fails, set[torch.device]()
 
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor | None:
         self.devices |= {tensor.device for tensor in (*batch, *self.parameters())}
         if self.fails:
             raise InterruptedError("on purpose")

@@ -41,7 +41,7 @@ class Cell:
         plugin = self.plugin("precision")
         wants, policy = plugin.scaling, plugin.policy
         scaling = wants and (wants.initial, wants.growth, wants.backoff, wants.interval)
-        return Dtypes(policy.param, policy.compute, scaling, self.plugin("strategy").state_dtype(policy))
+        return Dtypes(policy.param, policy.compute, scaling, self.plugin("strategy").state_dtype(policy), policy.reduce)
 
     def trainer(self, recipe: Recipe, **options: Any) -> Trainer:
         """A Trainer without anything that the recipe does not ask for."""
@@ -50,6 +50,7 @@ class Cell:
             "accumulate_grad_batches": recipe.accumulate,
             "gradient_clip_val": recipe.clip,
             "gradient_clip_algorithm": recipe.algorithm,
+            "on_skip": None if recipe.skip_at is None else "samples",
             "logger": False,
             "enable_progress_bar": False,
             "enable_checkpointing": False,
@@ -104,11 +105,16 @@ class Subject(Module):
         for name in recipe.frozen:
             self.get_parameter(name).requires_grad_(False)
 
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        loss = reference.loss_of(self, batch)
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor | None:
+        if self.recipe.unlike:
+            loss = reference.unlike_loss_of(self, batch, bool(self.global_rank % 2))
+        else:
+            loss = reference.loss_of(self, batch)
         self.log("loss", loss, on_epoch=True)
-        tried = self.trainer.progress.update + self.trainer.progress.skipped
-        if tried == self.recipe.overflow_at and self.global_rank == self.trainer.world_size - 1:
+        tried, last = self.trainer.progress.update + self.trainer.progress.skipped, self.trainer.world_size - 1
+        if tried == self.recipe.skip_at and self.global_rank == last:
+            return None
+        if tried == self.recipe.overflow_at and self.global_rank == last:
             loss = loss * float("inf")
         if not self.automatic_optimization:
             first, second = self.optimizers()
@@ -137,7 +143,8 @@ class Subject(Module):
 
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
         weight = float(batch[-1].sum()) if self.recipe.tokens else float(len(batch[0]))
-        self.seen.steps.append((self.current_epoch, batch_idx, float(outputs["loss"].detach()), weight))
+        if outputs is not None:  # a skipped batch
+            self.seen.steps.append((self.current_epoch, batch_idx, float(outputs["loss"].detach()), weight))
 
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
         if not self.seen.first_gradients:

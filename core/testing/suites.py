@@ -240,6 +240,7 @@ def refusal(cell: Cell, check: Check | None) -> tuple[str, str]:
         manual=asks.get("manual", False),
         clip=clip and clip.value,
         algorithm=clip.algorithm if clip else "norm",
+        skip_at=1 if asks.get("on_skip") else None,
     )
     try:
         cell.trainer(recipe).fit(subject.Subject(recipe), subject.loader(recipe))

@@ -24,6 +24,17 @@ class Tolerance:
     weights: float | None = None
 
 
+def wider(one: Tolerance, other: Tolerance) -> Tolerance:
+    """What either allows."""
+    weights = None if one.weights is None or other.weights is None else max(one.weights, other.weights)
+    return Tolerance(
+        max(one.first_loss, other.first_loss),
+        max(one.losses, other.losses),
+        max(one.gradients, other.gradients),
+        weights,
+    )
+
+
 # about three times what was seen over all cells, and for float32 and float64 what Trivet promises
 TOLERANCES = {
     (torch.float64, torch.float64): Tolerance(1e-14, 1e-12, 1e-13, 1e-12),
@@ -48,21 +59,18 @@ class Terms:
     timeout_s: float = 60.0
 
     def bounds(self, dtypes: Dtypes) -> Tolerance:
-        """The tolerance for these dtypes, widened by the declared one."""
+        """The tolerance for these dtypes, widened by that of a narrower one on the way, and by the declared one."""
         found, own = TOLERANCES.get((dtypes.param, dtypes.compute)), self.tolerance
+        sent = TOLERANCES.get((dtypes.param, dtypes.reduce or dtypes.param))
+        if found is not None and sent is not None:
+            found = wider(found, sent)
         if own is None or found is None:
             bounds = own or found
             assert bounds is not None, (
                 f"no tolerance is known for {dtypes.param} with {dtypes.compute}: state one in the suite's `tolerance`"
             )
             return bounds
-        weights = None if own.weights is None or found.weights is None else max(own.weights, found.weights)
-        return Tolerance(
-            max(own.first_loss, found.first_loss),
-            max(own.losses, found.losses),
-            max(own.gradients, found.gradients),
-            weights,
-        )
+        return wider(found, own)
 
     def note(self) -> str:
         """What the table says of the declaration; empty where there is none."""

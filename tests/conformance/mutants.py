@@ -48,6 +48,43 @@ class ClipsByItsOwnNorm(FromTheBaseClass):
         return self.norm
 
 
+class SumsGradients(FromTheBaseClass):
+    """Does not divide by the number of ranks."""
+
+    def reduce_(self, parameters: Any) -> None:
+        super().reduce_(parameters)
+        gradients.multiply_([param.grad for param in parameters], self.context.world.world_size)
+
+
+class SendsWhatItHas(FromTheBaseClass):
+    """Gradients travel in their own dtype, whatever the policy says."""
+
+    def reduce_(self, parameters: Any) -> None:
+        gradients.average_(parameters, self.context.world)
+
+
+class AsksNobody(FromTheBaseClass):
+    """Each rank sends the gradients that it has itself."""
+
+    def reduce_(self, parameters: Any) -> None:
+        for param in parameters:
+            if param.grad is not None and self.context.world.world_size > 1:
+                sent = param.grad.to(self.context.policy.reduce)
+                dist.all_reduce(sent)
+                param.grad.copy_(sent / self.context.world.world_size)
+
+
+class WeighsSkippedSamples(FromTheBaseClass):
+    """Averages over the ranks that have something to add, which the core allows for already."""
+
+    def reduce_(self, parameters: Any) -> None:
+        adding = torch.tensor(float(any(param.grad is not None for param in parameters)))
+        if self.context.world.world_size > 1:
+            dist.all_reduce(adding)
+        super().reduce_(parameters)
+        gradients.multiply_([p.grad for p in parameters], self.context.world.world_size / float(adding))
+
+
 class TakesTheMeanOfMeans(DDP):
     """Averages over ranks and micro-batches as if all held as many samples."""
 

@@ -140,7 +140,7 @@ def test_it_is_listed_with_distribution_and_version(run, fake):
     code, out, _ = run("plugins", "accelerator", installed=[fake])
     assert code == 0
     row = next(line for line in out.splitlines() if "acme" in line)
-    assert row.split() == ["trivet.accelerators", "fake", "acme-fake", "1.2.3", "acme_fake:Fake"]
+    assert row.split() == ["fake", "acme-fake", "1.2.3", "acme_fake:Fake"]
     assert "CALLS" not in out  # nothing was imported
 
 

@@ -6,6 +6,7 @@ Nothing heavy is imported before the command is known, so that help, version and
 from __future__ import annotations
 
 import os
+import re
 import sys
 import sysconfig
 from collections.abc import Callable, Mapping, Sequence
@@ -116,6 +117,10 @@ def run(argv: Sequence[str], *, prog: str, script: Script | None = None) -> tupl
         return run_job(command, argv[1:], prog=f"{prog} {command}", script=script or Script())
     except RankFailed as error:
         sys.stdout.flush()
+        cause, files = error.__cause__, re.findall(r'^ *File "([^"]+)"', error.traceback, re.MULTILINE)
+        if isinstance(cause, TrivetError) and not any(map(_is_users, files)):  # refused in a process that was started
+            _complain(f"{prog} {command}", str(cause))
+            return 2, None
         print(error.traceback.rstrip(), file=sys.stderr)
         _complain(f"{prog} {command}", str(error))
         return 1, None
@@ -130,15 +135,19 @@ def run(argv: Sequence[str], *, prog: str, script: Script | None = None) -> tupl
 
 
 def _passes_user_code(error: BaseException) -> bool:
-    """Whether the error came out of code that is neither ours nor installed: a script, a model, a data module."""
-    installed = [os.path.dirname(os.path.dirname(os.path.abspath(__file__))), *sysconfig.get_paths().values()]
+    """Whether the error came out of the user's code."""
     frame = error.__traceback__
     while frame is not None:
-        path = frame.tb_frame.f_code.co_filename
-        if not path.startswith(("<frozen", *installed)):
+        if _is_users(frame.tb_frame.f_code.co_filename):
             return True
         frame = frame.tb_next
     return False
+
+
+def _is_users(path: str) -> bool:
+    """Whether a file is neither ours nor installed: a script, a model, a data module."""
+    installed = [os.path.dirname(os.path.dirname(os.path.abspath(__file__))), *sysconfig.get_paths().values()]
+    return not path.startswith(("<frozen", *installed))
 
 
 def _complain(prog: str, text: str) -> None:

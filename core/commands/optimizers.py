@@ -49,7 +49,15 @@ def configure(module: Module, own: Callable[[], Any], optimizer: Part | None, sc
         return made
     options = dict(scheduler.options)
     accepted = {name: options.pop(name) for name in ENTRY if name in options}
-    return {"optimizer": made, "lr_scheduler": {"scheduler": scheduler.cls(made, **options), **accepted}}
+    return {"optimizer": made, "lr_scheduler": {"scheduler": _called(scheduler, made, options), **accepted}}
+
+
+def _called(part: Part, first: Any, options: Mapping[str, Any]) -> Any:
+    try:
+        return part.cls(first, **options)
+    except (TypeError, ValueError) as error:
+        name = getattr(part.cls, "__name__", part.cls)
+        raise ConfigurationError(f"{name} refused its options {dict(options)!r}: {error}") from error
 
 
 def _made(module: Module, own: Callable[[], Any], optimizer: Part | None) -> Optimizer:
@@ -57,7 +65,7 @@ def _made(module: Module, own: Callable[[], Any], optimizer: Part | None) -> Opt
         params = [param for param in module.parameters() if param.requires_grad]
         if not params:
             raise ConfigurationError(f"{type(module).__name__} has no parameter that can be trained.")
-        made: Optimizer = optimizer.cls(params, **optimizer.options)
+        made: Optimizer = _called(optimizer, params, optimizer.options)
         return made
     optimizers, _ = read_optimizers(own(), module)
     if len(optimizers) != 1:

@@ -336,6 +336,10 @@ def test_the_ways_in_which_a_run_ends(monkeypatch: pytest.MonkeyPatch, capsys: p
 
     assert ends_with(RankFailed(1, "ValueError", "boom", "Traceback: the worker's\n")) == 1
     assert capsys.readouterr().err == "Traceback: the worker's\ntrivet fit: rank 1 failed with ValueError: boom\n"
+    refused = RankFailed(1, "ConfigurationError", "no data", f'  File "{entry.__file__}", line 1\n')
+    refused.__cause__ = ConfigurationError("no data")
+    assert ends_with(refused) == 2
+    assert capsys.readouterr().err == "trivet fit: no data\n"
     assert ends_with(KeyboardInterrupt()) == 130
     assert capsys.readouterr().err == "trivet fit: interrupted\n"
     with pytest.raises(ZeroDivisionError):

@@ -261,7 +261,7 @@ class Checkpoint(Callback):
     def _decide(self, trainer: Trainer, fresh: bool) -> _Save | None:
         """On rank 0: what to save, if anything."""
         values = trainer.callback_metrics
-        metrics = {k: v for k, v in values.items() if fresh or k not in self._from_validation}
+        metrics = {k: float(v) for k, v in values.items() if fresh or k not in self._from_validation}
         score = None if self.monitor is None else metrics.get(self.monitor)
         if not self._kept.wants(score):
             return None

@@ -1,0 +1,1 @@
+"""Other libraries' words, in terms of Trivet's."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -33,21 +34,21 @@ class FirstUpdate:
 
     def __init__(self, engine: Engine, plan: Plan, world: World) -> None:
         self.engine, self.plan, self.world = engine, plan, world
-        self.activations: set[str] = set()
+        self.activations: dict[str, str] = {}  # dtype -> the first layer that gave it
         self.handles: list[RemovableHandle] = []
         self.buffers = list(self._buffer_differences())
 
     def watch(self) -> None:
         """Record what layers give from now on."""
         self.handles = [
-            layer.register_forward_hook(self._record)
-            for layer in self.engine.module.modules()
+            layer.register_forward_hook(partial(self._record, name))
+            for name, layer in self.engine.module.named_modules()
             if isinstance(layer, MATMUL_LAYERS)
         ]
 
-    def _record(self, layer: nn.Module, args: Any, output: Any) -> None:
+    def _record(self, name: str, layer: nn.Module, args: Any, output: Any) -> None:
         if isinstance(output, Tensor) and output.is_floating_point():
-            self.activations.add(name_of(output.dtype))
+            self.activations.setdefault(name_of(output.dtype), name)
 
     def finish(self) -> None:
         """Compare and stop watching. Gradients are still there, reduced and not yet cleared."""
@@ -72,7 +73,8 @@ class FirstUpdate:
                 yield f"parameter {name!r} is stored as {name_of(param.dtype)}, planned {plan.param_dtype}"
                 break
         if self.activations and plan.compute_dtype not in self.activations:
-            yield f"matrix products gave {sorted(self.activations)}, planned {plan.compute_dtype}"
+            layers = ", ".join(f"{name!r} {dtype}" for dtype, name in sorted(self.activations.items()))
+            yield f"matrix products gave {sorted(self.activations)}, planned {plan.compute_dtype} (layers: {layers})"
         for name, param in self.engine.module.named_parameters():
             if param.grad is not None and param.is_floating_point() and param.grad.dtype != param.dtype:
                 yield f"the gradient of {name!r} is {name_of(param.grad.dtype)}, its parameter {name_of(param.dtype)}"

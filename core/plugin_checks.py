@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import types
 import typing
 from collections.abc import Callable, Set
 from difflib import get_close_matches
@@ -22,6 +23,8 @@ _BASES = {
     "environment": ("launch.environment", "Environment"),
     "launcher": ("launch.launcher", "Launcher"),
 }
+
+INTERFACED = ("strategy", "accelerator", "precision")  # whose base classes are one numbered interface
 
 # The first version of Trivet that spoke each number of `plugins.INTERFACE`.
 SPOKEN_SINCE = {1: "0.1"}
@@ -50,6 +53,32 @@ def check_class(who: str, cls: type[Any], kind: str, distribution: str = "") -> 
         problem for name in dir(base) if not name.startswith("_") and (problem := _difference(cls, base, name))
     ]:
         raise PluginInvalid(f"{who} differs from {base.__name__}: {'; '.join(problems)}.")
+    if kind in INTERFACED and (misspelt := _near_misses(cls, base)):
+        raise PluginInvalid(
+            f"{who} differs from {base.__name__}: {'; '.join(misspelt)}. A method that nobody calls changes nothing: "
+            "correct its name, or give it another one, such as one with an underscore in front."
+        )
+
+
+def sets_interface(cls: type[Any], kind: str) -> bool:
+    """Whether a plugin, or a class between it and Trivet's, says which interface it was written for."""
+    return kind not in INTERFACED or any("interface" in vars(one) for one in _written_by_others(cls, base_class(kind)))
+
+
+def _written_by_others(cls: type[Any], base: type[Any]) -> list[type[Any]]:
+    """The classes of a plugin that are not Trivet's own, the most derived one first."""
+    return [one for one in cls.__mro__ if one not in base.__mro__ and not one.__module__.startswith("trivet.")]
+
+
+def _near_misses(cls: type[Any], base: type[Any]) -> list[str]:
+    """Public methods that the base does not have and whose names differ in a letter from one that is not overridden."""
+    others = [one for one in _written_by_others(cls, base) if issubclass(one, base)]
+    defined = {name: value for one in others for name, value in vars(one).items() if not name.startswith("_")}
+    members = [name for name in dir(base) if not name.startswith("_") and name not in defined]
+    methods = (types.FunctionType, property, staticmethod, classmethod)
+    misspelt = [name for name, value in defined.items() if isinstance(value, methods) and not hasattr(base, name)]
+    near = {name: get_close_matches(name, members, n=1, cutoff=0.88) for name in misspelt}
+    return [f"{name} is no method of it, did its author mean {found[0]}?" for name, found in near.items() if found]
 
 
 def _another_interface(who: str, cls: type[Any], spoken: int, distribution: str) -> str:
@@ -70,7 +99,7 @@ def _another_interface(who: str, cls: type[Any], spoken: int, distribution: str)
 
 def check_answers(who: str, plugin: Any, kind: str) -> None:
     """Raise PluginInvalid unless what a plugin says of itself before launch has the types that negotiation reads."""
-    if kind not in ("strategy", "accelerator", "precision"):
+    if kind not in INTERFACED:
         return
     from .plugins import Needs, Policy
 
@@ -116,8 +145,14 @@ def _difference(cls: type[Any], base: type[Any], name: str) -> str:
         try:
             actual.bind(*positional[1 if bound else 0 :], **keywords)
         except TypeError as error:
-            return f"{name}{actual} cannot be called as {name}{expected} is ({error})"
+            sides = f"{name}{_unannotated(actual)} cannot be called as {name}{_unannotated(expected)}"
+            return f"{sides} of {base.__name__} can: {error}"
     return ""
+
+
+def _unannotated(signature: inspect.Signature) -> inspect.Signature:
+    parameters = [one.replace(annotation=one.empty) for one in signature.parameters.values()]
+    return signature.replace(parameters=parameters, return_annotation=signature.empty)
 
 
 def _call(signature: inspect.Signature, *, required_only: bool) -> tuple[list[None], dict[str, None]]:
@@ -136,17 +171,18 @@ def resolve_function(who: str, function: Any, kind: str, distribution: str = "")
     if not inspect.isfunction(function):
         raise PluginInvalid(f"{who} names {function!r}. Expected a class, or a function annotated to return one.")
     try:
-        returns = typing.get_type_hints(function).get("return")
+        hints = typing.get_type_hints(function)
     except Exception as error:
         raise PluginInvalid(f"{who}: the annotations of {function.__qualname__} cannot be read: {error}.") from error
+    returns = hints.get("return")
     is_factory = typing.get_origin(returns) is type
     cls = typing.get_args(returns)[0] if is_factory else returns
     base = base_class(kind)
     if not isinstance(cls, type) or not issubclass(cls, base):
         expected = base.__name__
+        found = f"is annotated to return {returns!r}" if "return" in hints else "has no return annotation"
         raise PluginInvalid(
-            f"{who}: the function {function.__qualname__} is annotated to return {returns!r}. "
-            f"Expected a {expected}, or type[{expected}]."
+            f"{who}: the function {function.__qualname__} {found}. Expected a {expected}, or type[{expected}]."
         )
     if not is_factory:
         return typing.cast(Callable[..., Any], function)

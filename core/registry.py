@@ -222,7 +222,9 @@ def _import(who: str, target: str, distribution: str) -> Any:
         for part in attribute.strip().split(".") if attribute.strip() else []:
             value = getattr(value, part)
     except AttributeError as error:
-        raise PluginBroken(f"{who} cannot be loaded from {target!r}: {error}.") from error
+        # A folder of the same name in the current directory is found before a module that is installed.
+        where = getattr(sys.modules[module], "__file__", None) or list(getattr(sys.modules[module], "__path__", ()))
+        raise PluginBroken(f"{who} cannot be loaded from {target!r}: {error}; it was imported from {where}.") from error
     return value
 
 
@@ -322,6 +324,8 @@ def _construct(who: str, factory: Callable[..., Any], options: dict[str, Any], d
     check_options(who, factory, options)
     try:
         return factory(**options)
+    except ConfigurationError as error:
+        raise error.with_traceback(None) from error.__cause__  # which says it all; frames would hide it
     except TrivetError:
         raise
     except ImportError as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import inspect
 import json
 import os
 from collections import Counter
@@ -13,6 +14,7 @@ from typing import Any
 
 from ..combination import KNOWN, nearest
 from ..errors import TrivetError
+from ..plugin_checks import sets_interface
 from ..registry import GROUPS, Entry, entries, load, make
 from .text import aligned, fill
 
@@ -75,11 +77,19 @@ def _show_matrix(options: argparse.Namespace) -> int:
 def check(entry: Entry) -> dict[str, Any]:
     """Import one plugin. ``status``: ok, unavailable (on this machine), broken, or untried (needs arguments)."""
     try:
-        load(entry.kind, entry.qualified)
+        takes = {"options": _options(load(entry.kind, entry.qualified))}
     except Exception as error:  # whatever a foreign module raises while it is imported is the answer
         return {"status": "broken", "reason": _reason(error)}
-    if entry.kind == "environment":
-        return _asked(entry)
+    return (_asked(entry) if entry.kind == "environment" else _made(entry)) | takes
+
+
+def _options(factory: Any) -> list[str]:
+    """The arguments of a constructor, with their defaults."""
+    parameters = inspect.signature(factory).parameters.values()
+    return [str(parameter.replace(annotation=parameter.empty)) for parameter in parameters]
+
+
+def _made(entry: Entry) -> dict[str, Any]:
     if entry.kind not in ("strategy", "accelerator", "precision"):
         return {"status": "ok"}
     try:
@@ -90,11 +100,14 @@ def check(entry: Entry) -> dict[str, Any]:
             "offers": sorted(plugin.offers),
         }
         wanted = {(kind, name) for kind, names in vars(plugin.needs).items() for name in names}
-        if doubts := [
+        doubts = [
             f"{kind} capability {name!r} is none of Trivet's; did the author mean {near!r}?"
             for kind, name in sorted(wanted | {(entry.kind, name) for name in plugin.offers})
             if name not in KNOWN[kind] and (near := nearest(name, KNOWN[kind]))
-        ]:
+        ]
+        if entry.distribution != "trivet" and not sets_interface(type(plugin), entry.kind):
+            doubts.append("its class does not set interface, and so claims to speak whatever Trivet is installed")
+        if doubts:
             answer["doubts"] = doubts
         if entry.kind == "accelerator":
             if plugin.is_available():
@@ -145,6 +158,8 @@ def _checked(answer: dict[str, Any] | None) -> list[str]:
         lines += fill("    needs       ", f"of the {kind}: {', '.join(names)}")
     if answer.get("offers"):
         lines += fill("    offers      ", ", ".join(answer["offers"]))
+    if answer.get("options"):
+        lines += fill("    options     ", ", ".join(answer["options"]))
     for doubt in answer.get("doubts", []):
         lines += fill("    doubtful    ", doubt)
     if "devices" in answer:

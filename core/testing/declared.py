@@ -15,6 +15,7 @@ import cloudpickle  # type: ignore[import-untyped]
 import torch
 
 from ..combination import KINDS
+from ..plugin_checks import sets_interface
 from ..plugins import INTERFACE, Choice, Needs, Policy, Scaling
 from ..registry import Selected
 from .checks import close
@@ -26,9 +27,13 @@ NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY
 
 
 def interface(selected: Selected, terms: Terms) -> None:
-    """The plugin speaks this Trivet's interface."""
+    """The plugin speaks this Trivet's interface, and one that is installed says so itself."""
     spoken = type(selected.plugin).interface
     assert spoken == INTERFACE, f"it speaks interface {spoken!r}, this Trivet {INTERFACE}"
+    said = selected.distribution in ("trivet", "local") or sets_interface(type(selected.plugin), selected.kind)
+    assert said, (
+        f"its class does not set interface, and so claims to speak whatever Trivet is installed: set it to {INTERFACE}"
+    )
 
 
 def options(selected: Selected, terms: Terms) -> None:

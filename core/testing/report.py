@@ -56,7 +56,8 @@ class Report:
         if not ran:
             return "left out"
         checks = len(set(self.asked.get(place, ())) | set(ran))
-        text = f"{len(ran)} of {checks} ok"
+        left_out = checks - len(ran)
+        text = f"{len(ran)} ok, {left_out} left out" if left_out else f"{checks} of {checks} ok"
         if refused:
             text += f", {len(refused)} refused"
         return f"{text} ({self.notes[place]})" if place in self.notes else text

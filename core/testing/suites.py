@@ -37,6 +37,7 @@ class Asked:
     check: str
     cell: Cell | None = None
     note: str = ""
+    broken: str = ""  # why nothing can be asked
 
     @property
     def id(self) -> str:
@@ -119,9 +120,11 @@ class Suite:
         test = getattr(metafunc.function, "asks", "")
         try:
             by_value(self.plugin, type(self).__module__)
+            self.selected()
             found: list[Asked | None] = list(self.asked(test))
-        except TrivetError as error:
-            raise pytest.Collector.CollectError(f"{type(self).__name__}: {error}") from error
+        except TrivetError as error:  # a failure of this class, and the end of no other
+            text = f"{type(self).__name__}: {error}"
+            found = [Asked(test, name_of(self.plugin), "loads", broken=text)] if test == "declares" else []
         found = found or [None]  # left out by the pytest plugin
         metafunc.parametrize("trivet_asked", found, ids=[one.id if one is not None else "none" for one in found])
 
@@ -129,6 +132,7 @@ class Suite:
 
     def test_says_what_is_true(self, trivet_asked: Asked) -> None:
         """What the plugin says of itself before anything runs."""
+        told(trivet_asked.broken)
         check = next(check for check in DECLARED[self.kind] if check.__name__ == trivet_asked.check)
         text = ""
         try:

@@ -146,7 +146,7 @@ class NarrowBuffers(FP32):
 
 
 LIES = {
-    "compute": (Forgetful(), r"matrix products gave \['float32'\], planned bfloat16"),
+    "compute": (Forgetful(), r"gave \['float32'\], planned bfloat16 \(layers: '.+' float32\)"),
     "parameters": (Narrow(), r"parameter 'first.weight' is stored as bfloat16, planned float32"),
     "buffers": (NarrowBuffers(), r"buffer 'offset' is bfloat16, planned float32"),
 }

@@ -104,17 +104,24 @@ def test_a_precision_that_stores_something_else_is_named(pytester: pytest.Pytest
     )
 
 
-def test_a_suite_whose_plugin_does_not_exist_says_so_when_it_is_collected(pytester: pytest.Pytester) -> None:
+def test_a_suite_whose_plugin_does_not_exist_fails_and_says_so(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(
         """
-    from trivet.testing import PrecisionSuite
+    from trivet.testing import PrecisionSuite, StrategySuite
 
     class TestMine(PrecisionSuite):
         plugin = "fp23"
+
+    class TestOther(StrategySuite):
+        plugin = "dpd"
+
+    class TestGood(PrecisionSuite):
+        plugin = "fp32"
     """
     )
-    result = pytester.runpytest_subprocess()
-    result.assert_outcomes(errors=1)
+    result = pytester.runpytest_subprocess("-k", "loads or policy")
+    outcomes = result.parseoutcomes()
+    assert (outcomes["passed"], outcomes["failed"]) == (1, 2), "one broken class ends no other"
     result.stdout.fnmatch_lines(["TestMine: no precision is named 'fp23'. Did you mean 'fp32'? *"])
 
 

@@ -25,7 +25,7 @@ def test_the_table_tells_what_ran_failed_was_refused_and_was_left_out() -> None:
     assert report.table() == [
         "| strategy | precision | accelerator | W = 1 | W = 2 |",
         "|---|---|---|---|---|",
-        "| mine | fp32 | cpu | 1 of 2 ok, 1 refused (own tolerance) | FAILED: parity |",
+        "| mine | fp32 | cpu | 1 ok, 1 left out, 1 refused (own tolerance) | FAILED: parity |",
         "| mine | fp64 | cpu | left out | refused |",
         "",
         "- mine, by itself: 0 of 1 ok; FAILED: options",

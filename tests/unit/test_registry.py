@@ -165,7 +165,7 @@ def test_missing_attribute(install: Install) -> None:
         ("class Bad(Precision):\n    policy = Policy()\n    convert = 3", "convert must be a method, it is 3"),
         ("class Bad(Precision):\n    def policy(self): ...", "policy must be a property or a value, it is a method"),
         ("Bad = 3", "names 3. Expected a class, or a function annotated to return one"),
-        ("def Bad(): ...", "annotated to return None. Expected a Precision"),
+        ("def Bad(): ...", "the function Bad has no return annotation. Expected a Precision"),
         ("def Bad() -> int: ...", "annotated to return <class 'int'>"),
         ("def Bad() -> Unknown: ...", "the annotations of Bad cannot be read: name 'Unknown'"),
         ("def Bad() -> type[Precision]: return 3", r"Bad\(\) returned 3, it is annotated to return a class"),

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from program_runs import EXPECTED, PROGRAMS, run
+from program_runs import DIFFERENCES, EXPECTED, PROGRAMS, run
 
 # An interpreter that has Lightning; without it, and where this one has none, what Lightning gave was recorded.
 LIGHTNING = os.environ.get("TRIVET_LIGHTNING_PYTHON") or (
@@ -48,7 +48,7 @@ def test_the_shim_gives_what_lightning_gave(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.skipif(not LIGHTNING, reason="TRIVET_LIGHTNING_PYTHON names no interpreter that has Lightning")
-@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize("name", [*PROGRAMS, DIFFERENCES])
 def test_lightning_gives_what_it_gave(name: str, tmp_path: Path) -> None:
     same(run(name, LIGHTNING, folder=tmp_path), recorded()["results"][name], name)
 
@@ -56,4 +56,4 @@ def test_lightning_gives_what_it_gave(name: str, tmp_path: Path) -> None:
 def test_the_record_is_of_lightning_and_complete() -> None:
     found = recorded()
     assert found["made by"]["pytorch_lightning"] == "2.6.6"
-    assert found["results"].keys() == PROGRAMS.keys()
+    assert found["results"].keys() == {*PROGRAMS, DIFFERENCES}

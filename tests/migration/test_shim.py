@@ -16,6 +16,7 @@ import torch
 import trivet
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
+from trivet import registry
 from trivet.compat import lightning as L
 from trivet.compat.lightning import facade, names, spelling
 from trivet.errors import ConfigurationError, PluginBroken
@@ -216,6 +217,18 @@ def test_export(tmp_path: Path) -> None:
             assert torch.jit.load(str(tmp_path / "net.pt"))(torch.zeros(1, 2)).shape == (1, 1)  # type: ignore[no-untyped-call]
     with pytest.raises(AttributeError, match=r"to_tensorrt.*Export with to_onnx"):
         Net().to_tensorrt()
+
+
+def test_an_installed_callback_is_not_attached_by_itself() -> None:
+    assert any(entry.name == "early_stopping" for entry in registry.entries("callback"))
+    assert not any(isinstance(one, trivet.callbacks.EarlyStopping) for one in L.Trainer(**QUIET).callbacks)
+
+
+def test_a_step_that_wants_an_iterator() -> None:
+    with pytest.raises(ConfigurationError, match="A step gets one batch"):
+
+        class Iterates(L.LightningModule):
+            def training_step(self, dataloader_iter: Any) -> None: ...
 
 
 SCRIPT = """

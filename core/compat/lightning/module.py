@@ -37,6 +37,15 @@ class LightningModule(Module):
     # torch.jit.script would read those of Module, which are strings, and takes the first that are not empty
     __annotations__ = {"automatic_optimization": bool}
 
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        for name in ("training_step", "validation_step", "test_step", "predict_step"):
+            if name in vars(cls) and "dataloader_iter" in inspect.signature(vars(cls)[name]).parameters:
+                raise ConfigurationError(
+                    f"{cls.__name__}.{name}(dataloader_iter) wants the loader's iterator. A step gets one batch; give "
+                    "fit a loader whose batches hold what a step needs."
+                )
+
     def __getattr__(self, name: str) -> Any:
         if name in GONE:
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}. {GONE[name]}")

@@ -142,16 +142,16 @@ def named(check: str) -> Check:
     return TOGETHER[check] if check in TOGETHER else APART[check]
 
 
-def cover(everything: Sequence[Item]) -> list[Item]:
+def cover(everything: Sequence[Item], together: int = 2) -> list[Item]:
     """Few items that hold every pair of values (strategy, precision, accelerator, world size, check) that occurs.
 
-    Greedy, and the same for the same items: the item with the most new pairs comes next; where two have as many, one of
-    two processes, the smallest number that communicates.
+    With ``together=1`` still fewer, that hold every value. Greedy, and the same for the same items: the item with the
+    most new pairs comes next; where two have as many, one of two processes, the smallest number that communicates.
     """
 
     def pairs(item: Item) -> set[tuple[tuple[int, object], ...]]:
         cell, check = item
-        return set(combinations(enumerate((*cell.names, cell.world_size, check)), 2))
+        return set(combinations(enumerate((*cell.names, cell.world_size, check)), together))
 
     chosen: list[Item] = []
     missing = set().union(*map(pairs, everything))

@@ -40,9 +40,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         )
     group.addoption(
         "--trivet-cells",
-        choices=("all", "cover"),
+        choices=("all", "cover", "few"),
         default=None,
-        help="run all checks in all cells of the suites (the default), or few that hold every pair of values.",
+        help="run all checks in all cells of the suites (the default), a cover that holds every pair of strategy, "
+        "precision, accelerator, number of processes and check, or a few that hold each of them once.",
     )
 
 
@@ -101,23 +102,36 @@ def _asked(item: pytest.Item) -> Any:
     return getattr(getattr(item, "callspec", None), "params", {}).get("trivet_asked", False)
 
 
+def _cover_of_each(items: list[pytest.Item], together: int) -> Iterator[Any]:
+    """The pairs of cell and check that a cover of each suite wants."""
+    cells = import_module(f"{__package__}.cells")
+    suites: dict[Any, list[Any]] = {}
+    for item in items:
+        if (asked := _asked(item)) and asked.kind == "trains":
+            # one cover for all of them, but each plugin is tried
+            suites.setdefault(getattr(item, "cls", None) if together == 1 else None, []).append(
+                (asked.cell, asked.check)
+            )
+    for trained in suites.values():
+        yield from cells.cover(trained, together)
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Note every check for the table; leave out those that the cover does not want."""
     report = config.stash[REPORT]
-    trained: list[Any] = []
     refused: list[Any] = []
     for item in items:
         asked = _asked(item)
         if asked and asked.kind == "trains":
-            trained.append((asked.cell, asked.check))
             report.ask((*asked.cell.names, asked.cell.world_size), asked.check, asked.note)
         elif asked and asked.kind == "refused":
             refused.append((asked.cell, asked.check))
     if not any(_asked(item) is not False for item in items):
         return
     cells = import_module(f"{__package__}.cells")
-    cover = set(cells.cover(trained)) if config.getoption("trivet_cells") == "cover" else None
+    together = {"cover": 2, "few": 1}.get(config.getoption("trivet_cells"))
+    cover = set(_cover_of_each(items, together)) if together is not None else None
     kept: list[pytest.Item] = []
     left_out: list[pytest.Item] = []
     for item in items:

@@ -29,6 +29,16 @@ def test_the_cover_holds_every_pair_of_values() -> None:
     assert len(chosen) < len(everything) / 2
 
 
+def test_few_hold_every_value() -> None:
+    def values(chosen: list[cells.Item]) -> set[object]:
+        return {value for c, check in chosen for value in (*c.names, c.world_size, check)}
+
+    everything = cells.items(record.admitted(cells.all_cells()))
+    chosen = cells.cover(everything, 1)
+    assert values(chosen) == values(everything)
+    assert len(chosen) <= 2 * len({check for _, check in everything})
+
+
 def test_the_reference_imports_nothing_of_trivet() -> None:
     tree = ast.parse(Path(reference.__file__).read_text())
     names = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import sysconfig
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pages
 import pytest
 
 FOLDERS = ("allreduce", "localsgd", "ledger", "stochastic")  # of plugins that the suites know
+FULL = os.environ.get("TRIVET_CI_FULL") == "1"
+RAN: list[tuple[Any, ...]] = []  # name, checks in cells that ran, and those left out
 
 
 @dataclass
@@ -40,6 +44,27 @@ class Installed:
             cwd=cwd or self.root, env=environ, capture_output=True, text=True, timeout=280, check=False,
         )  # fmt: skip
         return ran.returncode, ran.stdout, ran.stderr
+
+
+def conforms(installed: Installed, folder: Path, *tests: str, path: Path | None = None) -> None:
+    """Run a package's own suite: all cells with ``TRIVET_CI_FULL=1``, else few."""
+    cells = "all" if FULL else "few"
+    code, out, err = installed.run(
+        "pytest", "-q", "-p", "no:cacheprovider", f"--trivet-cells={cells}", *tests, cwd=folder, path=path
+    )
+    print(out)  # the table, where somebody looks
+    assert code == 0, out + err
+    counts = re.search(r"^([1-9]\d*) checks in cells ran, (\d+) were left out", out, re.MULTILINE)
+    assert counts, "no cell ran"
+    RAN.append((folder.name, *map(int, counts.groups())))
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """What the suites left out."""
+    for name, ran, left_out in RAN:
+        terminalreporter.write_line(f"suite of {name}: {ran} checks in cells ran, {left_out} were left out.")
+    if any(left_out for _, _, left_out in RAN):
+        terminalreporter.write_line("TRIVET_CI_FULL=1 runs all of them.")
 
 
 @pytest.fixture(scope="session")

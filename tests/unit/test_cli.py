@@ -288,7 +288,7 @@ def test_defaults_that_the_trainer_does_not_know() -> None:
         (["--model.lr", "high"], "--model.lr 'high'. Expected float."),
         (["--model", "cli_net.Nett"], "module 'cli_net' has no 'Nett'. Did you mean 'cli_net.Net'?"),
         (["--model", "cli_nut.Net"], "there is no module 'cli_nut'"),
-        (["--model", "Nowhere"], "is not an import path"),
+        (["--model", "Qqqqq"], "is not an import path"),
         (["--model", "cli_net.Data"], "Expected a subclass of trivet.module.Module"),
         (["--model", "cli_net.Needy"], "model.name must be given: --model.name VALUE, or in a --config file."),
         (["--config", "missing.yaml"], "--config 'missing.yaml' cannot be read"),

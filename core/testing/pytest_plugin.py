@@ -43,7 +43,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         choices=("all", "cover", "few"),
         default=None,
         help="run all checks in all cells of the suites (the default), a cover that holds every pair of strategy, "
-        "precision, accelerator, number of processes and check, or a few that hold each of them once.",
+        "precision, accelerator, number of processes and check, or a few that hold each of them, and each reason to "
+        "refuse, once.",
     )
 
 
@@ -120,13 +121,10 @@ def _cover_of_each(items: list[pytest.Item], together: int) -> Iterator[Any]:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Note every check for the table; leave out those that the cover does not want."""
     report = config.stash[REPORT]
-    refused: list[Any] = []
     for item in items:
         asked = _asked(item)
         if asked and asked.kind == "trains":
             report.ask((*asked.cell.names, asked.cell.world_size), asked.check, asked.note)
-        elif asked and asked.kind == "refused":
-            refused.append((asked.cell, asked.check))
     if not any(_asked(item) is not False for item in items):
         return
     cells = import_module(f"{__package__}.cells")
@@ -137,12 +135,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         asked = _asked(item)
         missing = asked and asked.kind == "trains" and cover is not None and (asked.cell, asked.check) not in cover
+        if asked and asked.kind == "refused":
+            outcome = cells.outcome(asked.cell, cells.named(asked.check) if asked.check else None)
+            reasons = [f"refused: {conflict}" for conflict in outcome.removeprefix("refused: ").split(" | ")]
+            missing = together == 1 and set(reasons) <= set(report.reasons)  # few: each reason once
+            report.reasons += reasons
+            if missing:
+                report.ask((*asked.cell.names, asked.cell.world_size), asked.check or "refusal", "")
         (left_out if asked is None or missing else kept).append(item)
     items[:] = kept
     config.hook.pytest_deselected(items=left_out)
-    for cell, check in refused:
-        outcome = cells.outcome(cell, cells.named(check) if check else None)
-        report.reasons += [f"refused: {conflict}" for conflict in outcome.removeprefix("refused: ").split(" | ")]
     for kind in KINDS:
         report.reasons += [f"left out: {text}" for text in cells.uninstalled(kind).values()]
     report.reasons += [f"left out: accelerator {name!r}: {text}" for name, text in cells.unavailable().items()]

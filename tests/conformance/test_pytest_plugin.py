@@ -160,6 +160,14 @@ def test_the_cover_leaves_out_most(pytester: pytest.Pytester) -> None:
     assert 0 < collected("--trivet-cells", "cover") < collected() / 4
 
 
+def test_few_hold_each_reason_to_refuse_once(pytester: pytest.Pytester) -> None:
+    result = pytester.runpytest_subprocess(
+        "--trivet-strategy", "single", "--trivet-cells", "few", "-v", "-k", "refused"
+    )
+    assert result.parseoutcomes()["passed"] == 2, "2 processes and 4 are refused"
+    result.stdout.fnmatch_lines(["| single | fp64 | cpu | left out | left out |"])
+
+
 # --------------------------------------------------------------------------------------------- what others pay for it
 
 

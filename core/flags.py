@@ -155,6 +155,10 @@ def check_compile(value: Any) -> dict[str, Any] | None:
 def check_clip(value: float | None, algorithm: str) -> Clip | None:
     check_choice("gradient_clip_algorithm", algorithm, ("norm", "value"))
     if value is None or value == 0:
+        if algorithm != "norm":
+            raise ConfigurationError(
+                f"gradient_clip_algorithm={algorithm!r} clips nothing: give gradient_clip_val, too."
+            )
         return None
     if value < 0:
         raise ConfigurationError(f"gradient_clip_val={value!r}: expected a positive number, or None for no clipping.")

@@ -31,7 +31,16 @@ class Job:
     return_predictions: bool = False
 
     def check(self, trainer: Trainer, resolved: Resolved) -> None:
-        """Raise ConfigurationError for a fit without data, or with other data than its flags need, as far as known."""
+        """Raise ConfigurationError for a fit without data, or with other data than its flags need, as far as known; and
+        for data that is given twice or in the wrong place."""
+        given = (self.train_dataloaders, self.val_dataloaders, self.dataloaders)
+        if any(isinstance(loader, DataModule) for loader in given):
+            raise ConfigurationError(f"{self.stage} was given a data module as a loader. Write datamodule=...")
+        if self.datamodule is not None and any(loader is not None and not callable(loader) for loader in given):
+            raise ConfigurationError(
+                f"{self.stage} was given a loader and the data module {type(self.datamodule).__name__}, and would have "
+                "to leave out the data of one of them. Give one."
+            )
         if self.stage != "fit":
             return
         if self.train_dataloaders is None:

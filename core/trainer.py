@@ -187,6 +187,7 @@ class Trainer(View):
         self.config: dict[str, Any] = {}  # the command line's, where there was one
 
         self.progress = Progress()
+        self.resumed_from: str | None = None  # the checkpoint that a fit goes on from
         self.world = World()
         self.datamodule: DataModule | None = None
         self.should_stop = self.validation_due = False
@@ -388,6 +389,7 @@ class Trainer(View):
         if job.stage == "fit":
             flags.warn_of_no_limit(self.limits)
         self.should_stop, self._module, self.predictions = False, job.module, None
+        self.resumed_from = str(Path(job.ckpt_path).absolute()) if job.stage == "fit" and job.ckpt_path else None
         self.callbacks = flags.with_those_of(job.module, self.callbacks)
         if self.enable_progress_bar and (world is None or world.rank == 0):
             print(resolved.plan.banner(), file=sys.stderr, flush=True)

@@ -256,7 +256,8 @@ class Checkpoint(Callback):
             return
         self._saved = boundary
         self._clock = time.monotonic()
-        _agreed(trainer, lambda: self._tidy(dropped))
+        began = trainer.resumed_from  # stays, so that the same command can be given again
+        _agreed(trainer, lambda: self._tidy([path for path in dropped if path != began]))
 
     def _decide(self, trainer: Trainer, fresh: bool) -> _Save | None:
         """On rank 0: what to save, if anything."""

@@ -17,6 +17,7 @@ class FakeTrainer:
     """One process whose weights are the number of updates; validation logs them as ``val/w``."""
 
     global_rank, world_size, is_global_zero, log_every_n_steps = 0, 1, True, 50
+    resumed_from: str | None = None
 
     def __init__(self, root: Path, callback: Checkpoint) -> None:
         self.log_dir, self.callback = root, callback
@@ -105,6 +106,15 @@ def test_without_monitor_the_newest_are_kept(tmp_path: Path, top_k: int, left: l
     for _ in range(3):
         trainer.update()
     assert (names(tmp_path) if left else trainer.saves) == left
+
+
+def test_the_checkpoint_that_a_run_went_on_from_stays(tmp_path: Path) -> None:
+    trainer = run(tmp_path, every_n_updates=1)
+    trainer.update()
+    trainer.resumed_from = str(tmp_path / "c" / "u1")
+    trainer.update()
+    trainer.update()
+    assert names(tmp_path) == ["u1", "u3"]
 
 
 def test_the_monitored_number_belongs_to_these_weights(tmp_path: Path) -> None:

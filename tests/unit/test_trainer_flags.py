@@ -314,3 +314,13 @@ def test_data_that_does_not_fit_the_flags():
 def test_what_is_known_only_during_a_run_says_so():
     with pytest.raises(ConfigurationError, match="this is known only while fit, validate, test or predict runs"):
         scalar.trainer().optimizers  # noqa: B018
+
+
+def test_data_that_is_given_twice_or_in_the_wrong_place_is_refused() -> None:
+    made = trivet.Trainer(accelerator="cpu", max_epochs=1, logger=False, enable_checkpointing=False)
+    with pytest.raises(ConfigurationError, match="was given a loader and the data module DataModule"):
+        made.fit(trivet.Module(), [1], datamodule=trivet.DataModule())
+    with pytest.raises(ConfigurationError, match="Write datamodule="):
+        made.fit(trivet.Module(), trivet.DataModule())
+    with pytest.raises(ConfigurationError, match="clips nothing: give gradient_clip_val"):
+        trivet.Trainer(accelerator="cpu", max_epochs=1, gradient_clip_algorithm="value")

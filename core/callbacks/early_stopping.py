@@ -86,7 +86,7 @@ class EarlyStopping(Callback):
         self.stopping_reason = EarlyStoppingReason.NOT_STOPPED
         self.stopping_reason_message: str | None = None
         self._at_epoch_end = True
-        self._training = False
+        self._training = self._checked = False
 
     @property
     def state_key(self) -> str:
@@ -111,11 +111,23 @@ class EarlyStopping(Callback):
         each_epoch = trainer.val_check_interval == 1.0 and trainer.limits.val_every_epochs == 1
         chosen = self.check_on_train_epoch_end
         self._at_epoch_end, self._training = each_epoch if chosen is None else chosen, True
+        self._checked = False
         if self.stopping_reason is EarlyStoppingReason.PATIENCE_EXHAUSTED and self.wait_count >= self.patience:
-            trainer.should_stop = True
+            trainer.should_stop = self._checked = True
+            if trainer.is_global_zero:
+                warnings.warn(
+                    f"EarlyStopping had ended this run already: {self.stopping_reason_message} To go on, give a "
+                    f"patience of more than {self.patience}.",
+                    stacklevel=2,
+                )
 
     def on_train_end(self, trainer: Trainer, module: Module) -> None:
         self._training = False
+        if not self._checked and trainer.is_global_zero and not trainer.fast_dev_run:
+            warnings.warn(
+                f"EarlyStopping never looked at {self.monitor!r}: training ended before an epoch or a validation did.",
+                stacklevel=2,
+            )
 
     def on_train_epoch_end(self, trainer: Trainer, module: Module) -> None:
         if self._at_epoch_end:
@@ -126,6 +138,7 @@ class EarlyStopping(Callback):
             self._check(trainer, epoch=trainer.progress.epoch)
 
     def _check(self, trainer: Trainer, epoch: int) -> None:
+        self._checked = True
         if trainer.fast_dev_run:
             return
         current = agreed(lambda: self._value(trainer), rank=trainer.global_rank, world_size=trainer.world_size)

@@ -82,9 +82,16 @@ def test_resumed_after_its_end_it_ends_at_once_unless_patience_grew(tmp_path: Pa
     script = [3.0, 4.0, 4.0, 4.0, 4.0, 4.0, 4.0, 4.0]
     run(tmp_path / "first", script, patience=2)
     path = str(next((tmp_path / "first" / "ck").glob("epoch=3-*")))
-    _, same = run(tmp_path / "same", script, ckpt_path=path, patience=2)
+    with pytest.warns(UserWarning, match=r"had ended this run already: .* a patience of more than 2"):
+        _, same = run(tmp_path / "same", script, ckpt_path=path, patience=2)
     _, more = run(tmp_path / "more", script, ckpt_path=path, patience=4)
     assert (same.current_epoch, more.current_epoch) == (3, 5)
+
+
+def test_one_that_never_looked_says_so(tmp_path: Path) -> None:
+    made = trainer(tmp_path, EarlyStopping("val_loss"), max_steps=1)
+    with pytest.warns(UserWarning, match=r"never looked at 'val_loss'"):
+        made.fit(Net(), loader(), loader(8))
 
 
 def test_a_metric_that_nobody_logs(tmp_path: Path) -> None:

@@ -70,7 +70,7 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
 @pytest.fixture(scope="session")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Installed:
     root = tmp_path_factory.mktemp("plugins")
-    subprocess.run([sys.executable, "-m", "venv", root / "venv"], check=True)
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", root / "venv"], check=True)  # pip is the outer one
     python = root / "venv" / "bin" / "python"
     # torch and Trivet are those of the environment that runs the tests; what is installed here is found first
     ask = [python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"]

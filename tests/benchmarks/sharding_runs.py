@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data import DataLoader, Dataset, Subset
+from trivet import registry
 from trivet.layout import sharded, whole
 
 Batch = tuple[Tensor, Tensor]
@@ -62,7 +63,7 @@ class Batches(Dataset[Batch]):
 
 
 def train(
-    strategy: str, world_size: int, callback: trivet.Callback, *, steps: int, net: Any = None, **flags: Any
+    strategy: Any, world_size: int, callback: trivet.Callback, *, steps: int, net: Any = None, **flags: Any
 ) -> None:
     """``steps`` updates with everything off that can be off."""
     flags = {"accumulate_grad_batches": 1, "logger": False, "enable_checkpointing": False, **flags}
@@ -124,14 +125,17 @@ class Held(trivet.Callback):
         if self.before:
             self.bytes.setdefault("gradients between micro-batches", self.new())
 
-    def on_train_start(self, trainer: Any, module: Any) -> None:
-        step = trainer.strategy.optimizer_step
+    def watched(self, name: str) -> Any:
+        """The strategy, which looks before its step."""
+        strategy = registry.make("strategy", name).plugin
+        step = strategy.optimizer_step
 
         def looked(*args: Any, **options: Any) -> Any:
             self.bytes["gradients"] = self.new()
             return step(*args, **options)
 
-        trainer.strategy.optimizer_step = looked
+        strategy.optimizer_step = looked
+        return strategy
 
     def on_train_end(self, trainer: Any, module: Any) -> None:
         self.bytes["parameters"] = size(module.parameters())
@@ -246,7 +250,7 @@ def clocks() -> tuple[float, float]:
 def held(strategy: str, world_size: int) -> dict[str, int]:
     """Task: bytes on this rank."""
     look = Held()
-    train(strategy, world_size, look, steps=2, accumulate_grad_batches=2)
+    train(look.watched(strategy), world_size, look, steps=2, accumulate_grad_batches=2)
     return look.bytes
 
 

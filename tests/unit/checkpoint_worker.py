@@ -99,7 +99,7 @@ def check_callback(place: Path, rank: int) -> None:
     )
     trainer: Any = SimpleNamespace(
         progress=Progress(), callback_metrics={"loss": 0.0}, world_size=2, global_rank=rank, is_global_zero=rank == 0,
-        validation_due=False, log_every_n_steps=1, log_dir=place,
+        validation_due=False, log_every_n_steps=1, log_dir=place, resumed_from=None,
         save_checkpoint=lambda path, metrics: directory.write(
             path, replicated(rank), rank=rank, world_size=2, metrics=metrics
         ),

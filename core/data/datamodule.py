@@ -14,6 +14,8 @@ from ..hparams import HParams, chosen
 from .transfer import to_device
 
 if TYPE_CHECKING:
+    from typing import Self
+
     import torch
 
 
@@ -50,21 +52,22 @@ class DataModule:
         predict_dataset: Any = None,
         batch_size: int = 1,
         num_workers: int = 0,
-    ) -> DataModule:
-        """A data module over data sets: a list of them for several loaders; training data are shuffled."""
+        **options: Any,
+    ) -> Self:
+        """A data module over data sets: a list of them for several loaders; training data are shuffled. ``options`` are
+        the class's own arguments."""
 
-        def loaders(dataset: Any, shuffle: bool = False) -> Any:
+        def loaders(dataset: Any, shuffle: bool) -> Any:
             if isinstance(dataset, (list, tuple)):
                 return [loaders(one, shuffle) for one in dataset]
+            shuffle = shuffle and not isinstance(dataset, IterableDataset)
             return DataLoader(dataset, batch_size, shuffle=shuffle, num_workers=num_workers)
 
-        found = cls()
-        if train_dataset is not None:
-            shuffle = not isinstance(train_dataset, IterableDataset)
-            found.train_dataloader = lambda: loaders(train_dataset, shuffle)  # type: ignore[method-assign]
-        for name, dataset in (("val", val_dataset), ("test", test_dataset), ("predict", predict_dataset)):
+        found = cls(**options)
+        given = {"train": train_dataset, "val": val_dataset, "test": test_dataset, "predict": predict_dataset}
+        for name, dataset in given.items():
             if dataset is not None:
-                setattr(found, f"{name}_dataloader", partial(loaders, dataset))
+                setattr(found, f"{name}_dataloader", partial(loaders, dataset, name == "train"))
         return found
 
     def prepare_data(self) -> None:

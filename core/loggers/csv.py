@@ -9,13 +9,12 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from ..errors import ConfigurationError
-from .logger import Logger
-from .places import claim_version, version_dir, write_hparams
+from .places import FileLogger, write_hparams
 
 METRICS = "metrics.csv"
 
 
-class CSVLogger(Logger):
+class CSVLogger(FileLogger):
     """Append metrics to ``save_dir/name/version_N/metrics.csv``, one row per call, at once visible to others.
 
     Args:
@@ -50,26 +49,6 @@ class CSVLogger(Logger):
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_file": None}  # an open file stays in its process
-
-    @property
-    def name(self) -> str:
-        return self._name
-
-    @property
-    def version(self) -> int | str:
-        """The version; where none was given, the next free one is claimed by creating its directory."""
-        if self._version is None:
-            self._version = claim_version(Path(self.root_dir))
-        return self._version
-
-    @property
-    def log_dir(self) -> str:
-        return str(version_dir(Path(self.root_dir), self.version))
-
-    @property
-    def root_dir(self) -> str:
-        """The directory of all versions."""
-        return str(Path(self.save_dir, self._name))
 
     def log_metrics(self, metrics: Mapping[str, float], step: int) -> None:
         """Append one row. Columns are ``epoch``, ``step`` and then the metrics in the order of first appearance."""

@@ -7,7 +7,37 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from .logger import Logger
+
 HPARAMS = "hparams.yaml"
+
+
+class FileLogger(Logger):
+    """A logger whose files are in ``save_dir/name/version_N``."""
+
+    save_dir: str
+    _name: str
+    _version: int | str | None
+
+    @property
+    def name(self) -> str:
+        return self._name
+
+    @property
+    def version(self) -> int | str:
+        """The version; where none was given, the next free one is claimed by creating its directory."""
+        if self._version is None:
+            self._version = claim_version(Path(self.root_dir))
+        return self._version
+
+    @property
+    def root_dir(self) -> str:
+        """The directory of all versions."""
+        return str(Path(self.save_dir, self._name))
+
+    @property
+    def log_dir(self) -> str:
+        return str(version_dir(Path(self.root_dir), self.version))
 
 
 def claim_version(root: Path) -> int:

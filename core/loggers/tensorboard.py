@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigurationError
-from .logger import NOTHING, Logger
-from .places import claim_version, version_dir, write_hparams
+from .logger import NOTHING
+from .places import FileLogger, write_hparams
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
 
-class TensorBoardLogger(Logger):
+class TensorBoardLogger(FileLogger):
     """Write event files to ``save_dir/name/version_N``. Needs the extra ``trivet[tensorboard]``.
 
     Args:
@@ -61,24 +61,8 @@ class TensorBoardLogger(Logger):
         return {**self.__dict__, "_writer": None}  # an open file stays in its process
 
     @property
-    def name(self) -> str:
-        return self._name
-
-    @property
-    def version(self) -> int | str:
-        """The version; where none was given, the next free one is claimed by creating its directory."""
-        if self._version is None:
-            self._version = claim_version(Path(self.root_dir))
-        return self._version
-
-    @property
-    def root_dir(self) -> str:
-        """The directory of all versions."""
-        return str(Path(self.save_dir, self._name))
-
-    @property
     def log_dir(self) -> str:
-        return str(version_dir(Path(self.root_dir), self.version) / (self.sub_dir or ""))
+        return str(Path(super().log_dir, self.sub_dir or ""))
 
     @property
     def experiment(self) -> Any:

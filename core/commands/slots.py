@@ -147,9 +147,10 @@ def _by_name(slot: Slot, name: str) -> type[Any] | None:
 
 
 def _below(base: type[Any]) -> Iterator[type[Any]]:
-    """Every subclass that can be imported by its path."""
+    """Every subclass that can be imported by its path, without those that only answer to Lightning's names."""
     for cls in base.__subclasses__():
-        if getattr(sys.modules.get(cls.__module__), cls.__qualname__, None) is cls:
+        here = getattr(sys.modules.get(cls.__module__), cls.__qualname__, None) is cls
+        if here and not cls.__module__.startswith("trivet.compat."):
             yield cls
         yield from _below(cls)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from pathlib import Path
 from typing import Any
 
@@ -95,6 +96,7 @@ def test_a_schedule_that_watches_a_metric(folder: Path) -> None:
     (folder / "a.yaml").write_text(
         "lr_scheduler: {class_path: lightning.pytorch.cli.ReduceLROnPlateau, init_args: {monitor: val/loss}}"
     )
+    importlib.import_module("trivet.compat.lightning.cli")  # whose class of that name is not the one that is meant
     trainer = run("fit", "--config", "a.yaml", "--lr_scheduler.patience", "0")
     assert trainer._ended is not None
     assert trainer._ended.engine.schedules[0].monitor == "val/loss"

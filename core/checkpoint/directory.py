@@ -26,6 +26,7 @@ from . import manifest as manifests
 from .agree import agreed
 from .places import begin, delete, locked, publish, sweep, sync_directory
 from .plain import check_plain
+from .sums import write_summed
 
 if TYPE_CHECKING:
     from torch.distributed.checkpoint.metadata import Metadata
@@ -71,20 +72,21 @@ def write(
             with locked(temporary, rank == 0):
                 from . import tensors as storage
 
-                storage.write(temporary / _TENSORS, tensors, distributed=world_size > 1)
+                sums = {
+                    f"{_TENSORS}/{name}": one
+                    for name, one in storage.write(temporary / _TENSORS, tensors, distributed=world_size > 1).items()
+                }
                 if own is not None:
                     own(temporary)
 
                 def finish() -> None:
                     _check_visible(temporary / _TENSORS, world_size)
-                    with open(temporary / _STATE, "xb") as file:
-                        torch.save(plain, file)
-                        file.flush()
-                        os.fsync(file.fileno())
+                    sums[_STATE] = write_summed(temporary / _STATE, lambda file: torch.save(plain, file))
                     sync_directory(temporary / _TENSORS)
                     values = manifests.make(
-                        temporary, progress=state.progress, plan=state.plan, metrics=metrics, world_size=world_size
-                    )
+                        temporary, sums, progress=state.progress, plan=state.plan, metrics=metrics,
+                        world_size=world_size,
+                    )  # fmt: skip
                     manifests.write(temporary, values)
                     sync_directory(temporary)
                     publish(temporary, target)

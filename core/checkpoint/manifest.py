@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import math
 import os
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-import torch
-
 from ..errors import CheckpointError
+from .sums import Sum, read_sum
 
 NAME = "manifest.json"
 FORMAT = "trivet-checkpoint"
@@ -20,14 +20,25 @@ VERSION = 1
 
 def make(
     directory: Path,
+    sums: dict[str, Sum],
     *,
     progress: dict[str, Any],
     plan: dict[str, Any],
     metrics: dict[str, float] | None,
     world_size: int,
 ) -> dict[str, Any]:
-    """The manifest of the files that now lie in ``directory``. Metrics that are not finite are stored as text."""
+    """The manifest of the files that now lie in ``directory``; those that are not in ``sums`` are read to be summed.
+
+    Metrics that are not finite are stored as text.
+    """
+    import torch
+
     from .. import __version__
+
+    paths = {path.relative_to(directory).as_posix(): path for path in directory.rglob("*") if path.is_file()}
+    with ThreadPoolExecutor() as threads:
+        unknown = [name for name in paths if name not in sums]
+        sums = sums | dict(zip(unknown, threads.map(read_sum, (paths[name] for name in unknown)), strict=True))
 
     return {
         "format": FORMAT,
@@ -39,11 +50,7 @@ def make(
         "progress": progress,
         "plan": plan,
         "metrics": {k: float(v) if math.isfinite(v) else str(float(v)) for k, v in (metrics or {}).items()},
-        "files": {
-            path.relative_to(directory).as_posix(): {"size": path.stat().st_size}
-            for path in sorted(directory.rglob("*"))
-            if path.is_file()
-        },
+        "files": {name: dict(sums[name]) for name in sorted(paths)},
     }
 
 

@@ -5,9 +5,13 @@ Imported when a checkpoint is written or read: a run without checkpoints does no
 
 from __future__ import annotations
 
+import os
 import pickle
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -15,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
-from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.filesystem import FileSystem, FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta, TensorStorageMetadata
 from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
 from torch.distributed.checkpoint.state_dict_loader import load
@@ -24,6 +28,7 @@ from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
 from ..errors import CheckpointError
+from .sums import Sum, Summing
 
 # What DCP pickles into its metadata file. It reads it back with plain pickle, which would run anything: we don't.
 _METADATA_CLASSES = {
@@ -43,8 +48,10 @@ _METADATA_CLASSES = {
 }
 
 
-def write(directory: Path, tensors: Mapping[str, Tensor], *, distributed: bool) -> None:
+def write(directory: Path, tensors: Mapping[str, Tensor], *, distributed: bool) -> dict[str, Sum]:
     """Write ``tensors``, plain or `DTensor`, under their names. With ``distributed`` a collective: all ranks call it.
+
+    Returns on rank 0 the size and checksum of each file, as the rank that wrote it counted them.
 
     A tensor that several ranks hold is written once, by the lowest of them: buffers of a replicated module differ
     between ranks, and rank 0's are the ones that training goes on with. Raises `CheckpointError` on all ranks if it
@@ -53,7 +60,9 @@ def write(directory: Path, tensors: Mapping[str, Tensor], *, distributed: bool) 
     planner = DefaultSavePlanner(
         flatten_state_dict=False, flatten_sharded_tensors=False, dedup_save_to_lowest_rank=True
     )
-    _run(lambda: save(dict(tensors), storage_writer=_Writer(directory), planner=planner, no_dist=not distributed))
+    writer = _Writer(directory)
+    _run(lambda: save(dict(tensors), storage_writer=writer, planner=planner, no_dist=not distributed))
+    return writer.sums
 
 
 def metadata(directory: Path) -> Metadata:
@@ -119,18 +128,65 @@ def _reason(error: BaseException) -> str:
     return str(error) if isinstance(error, CheckpointError) else f"{type(error).__name__}: {error}"
 
 
+@dataclass(frozen=True)
+class _Summed(WriteResult):
+    """A result that takes the sums of this rank's files along to rank 0."""
+
+    sums: dict[str, Sum]
+
+
+class _Files(FileSystem):
+    """DCP's files, each summed while it is written."""
+
+    def __init__(self) -> None:
+        self.sums: dict[str, Sum] = {}
+
+    @contextmanager
+    def create_stream(self, path: str | os.PathLike[str], mode: str) -> Iterator[Any]:
+        file: Any
+        with super().create_stream(path, mode) as file:
+            if mode != "wb":
+                yield file
+                return
+            with Summing(file) as summing:
+                yield summing
+            self.sums[Path(path).name] = summing.sum
+
+    def rename(self, path: str | os.PathLike[str], new_path: str | os.PathLike[str]) -> None:
+        super().rename(path, new_path)
+        self.sums[Path(new_path).name] = self.sums.pop(Path(path).name)
+
+
 class _Writer(FileSystemWriter):
     """DCP's writer with one thread: with more, DCP loses the exceptions of all but the first and reports success."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path, thread_count=1, sync_files=True)
+        self.fs = _Files()
+
+    @property
+    def sums(self) -> dict[str, Sum]:
+        return self.fs.sums  # type: ignore[attr-defined, no-any-return]
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
         try:
-            return super().write_data(plan, planner)
+            results = super().write_data(plan, planner).wait()
         except Exception as error:
             # DCP sends the exception to rank 0 by pickle; one that doesn't pickle would leave the ranks waiting.
             raise CheckpointError(f"{type(error).__name__}: {error}") from None
+        if results:
+            first = results[0]
+            results[0] = _Summed(first.index, first.size_in_bytes, first.storage_data, dict(self.sums))
+        done: Future[list[WriteResult]] = Future()
+        done.set_result(results)
+        return done
+
+    def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
+        """On rank 0, with the results of all."""
+        for result in chain.from_iterable(results):
+            if isinstance(result, _Summed):
+                self.sums.update(result.sums)
+        super().finish(metadata, results)
 
     def storage_meta(self) -> StorageMeta | None:
         return None  # it would record the path of the temporary directory

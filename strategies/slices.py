@@ -65,14 +65,18 @@ class Bucket:
         """Note which parameters have a gradient."""
         self.present = [before or p.grad is not None for before, p in zip(self.present, self.params, strict=True)]
 
-    def reduce(self) -> None:
-        """Start to average the gradients into this rank's slice, and let go of them. All ranks, in the same order."""
+    def reduce(self, room: Tensor) -> None:
+        """Start to average the gradients into this rank's slice, and let go of them. All ranks, in the same order.
+
+        They are sent from ``room``, of at least the size of the bucket; it is free again when `wait` has returned.
+        """
         self.note()
         grads = [param.grad for param in self.params]
         if any(grad is not None and grad.layout is not torch.strided for grad in grads):
             raise ConfigurationError("zero cannot cut sparse gradients: make the embedding with sparse=False.")
         pieces = [torch.zeros_like(p) if g is None else g for p, g in zip(self.params, grads, strict=True)]
-        flat = torch.cat([*(piece.detach().reshape(-1) for piece in pieces), self.padding])
+        flat = room[: self.vector.nbytes].view(self.vector.dtype)
+        torch.cat([*(piece.detach().reshape(-1) for piece in pieces), self.padding], out=flat)
         for param in self.params:
             param.grad = None
         flat = flat.div_(self.world_size).to(self.wire)  # before the sum, which float16 might not hold

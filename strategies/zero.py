@@ -69,6 +69,7 @@ class Zero(Strategy):
         self._next = 0  # the bucket that is reduced next in this backward: all ranks keep the same order
         self._last = True  # whether this backward is the update's last
         self._asked: Flags | None = None
+        self._rooms: list[Tensor] = []  # for two buckets on their way; fresh memory costs as much as the copy itself
         self._mesh: Any = None
 
     def notes(self, world_size: int, deterministic: bool) -> tuple[str, ...]:
@@ -131,7 +132,7 @@ class Zero(Strategy):
         """Reduce in backward: know of every gradient that is there."""
         for handle in self._handles:
             handle.remove()
-        self._handles, self._next = [], 0
+        self._handles, self._next, self._rooms = [], 0, []
         self._order = [bucket for layout in self._layouts.values() for bucket in layout.buckets]
         if self._in_backward:
             for bucket in self._order:
@@ -160,7 +161,7 @@ class Zero(Strategy):
     def teardown(self, root: nn.Module) -> None:
         for handle in self._handles:
             handle.remove()
-        self._handles, self._order, self._layouts = [], [], {}
+        self._handles, self._order, self._rooms, self._layouts = [], [], [], {}
 
     # ------------------------------------------------------------------------------------------------------ update
 
@@ -191,8 +192,15 @@ class Zero(Strategy):
     def _reduce_next(self) -> None:
         if self._next:
             self._order[self._next - 1].wait()  # so that whole gradients of one bucket are there, not of all
-        self._order[self._next].reduce()
+        self._reduce(self._order[self._next], 0)
         self._next += 1
+
+    def _reduce(self, bucket: Bucket, number: int) -> None:
+        """Start to reduce a bucket from the room of this number, which no other has on its way."""
+        while len(self._rooms) <= number:
+            size = max(bucket.vector.nbytes for bucket in self._order)
+            self._rooms.append(torch.empty(size, dtype=torch.uint8, device=bucket.vector.device))
+        bucket.reduce(self._rooms[number])
 
     def _finish_backward(self) -> None:
         """Reduce what some parameter had no gradient for, and wait. All ranks."""
@@ -244,8 +252,10 @@ class Zero(Strategy):
         for bucket in late:
             bucket.note()
         asked, self._asked = self._asked or Flags(mine, self.context.device), None
-        for bucket in late:
-            bucket.reduce()
+        for number, bucket in enumerate(late):
+            if number > 1:
+                late[number - 2].wait()
+            self._reduce(bucket, number % 2)
         for bucket in late:
             bucket.wait()
         return asked.answer(mine)

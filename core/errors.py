@@ -99,3 +99,25 @@ class RankFailed(TrivetError):
 
     def __reduce__(self) -> tuple[type[RankFailed], tuple[int, str, str, str]]:
         return (RankFailed, (self.rank, self.type_name, self.message, self.traceback))
+
+
+class Terminated(SystemExit):
+    """A signal asked the run to end (SIGTERM, under SLURM also SIGUSR1), and it ended between two updates, on all ranks.
+
+    Not an error. Where nobody catches it, it ends the process without a traceback, with the exit code that shells give
+    to the signal: 128 and its number, 143 for SIGTERM.
+
+    Attributes: ``signal``, its number; ``update``, after how many updates; ``checkpoint``, the path of what was saved
+    there, or ``""``.
+    """
+
+    def __init__(self, signal: int, update: int = 0, checkpoint: str = "") -> None:
+        self.signal, self.update, self.checkpoint = signal, update, checkpoint
+        super().__init__(128 + signal)
+
+    def __reduce__(self) -> tuple[type[Terminated], tuple[int, int, str]]:
+        return (Terminated, (self.signal, self.update, self.checkpoint))
+
+
+STOPS = (KeyboardInterrupt, Terminated)
+"""What is raised where all ranks agreed to stop."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import signal
 import sys
 import tempfile
 import warnings
@@ -23,7 +24,7 @@ from .data.datamodule import DataModule
 from .data.sharding import derive_accumulation
 from .data.transfer import transfer
 from .engine import build, compiling, with_hooks
-from .errors import ConfigurationError, LaunchError, RankFailed, TrivetError
+from .errors import STOPS, ConfigurationError, LaunchError, RankFailed, Terminated, TrivetError
 from .hooks import Hooks, call, check_names, overrides
 from .launch.group import Group
 from .launch.signals import Stop
@@ -153,7 +154,7 @@ def run(trainer: Trainer, job: Job, resolved: Resolved, world: World, out_dir: P
                 leaving.callback(profiler.describe)
                 where = group.exchange("profiler", str(trainer.log_dir) if world.rank == 0 else "")[0]
                 profiler.setup(job.stage, world.rank, where)
-            with Stop(world) as stop, Switches(trainer), compiling(trainer.compile):
+            with Stop(world, active=job.stage == "fit") as stop, Switches(trainer), compiling(trainer.compile):
                 prepare(job, hooks, group)
                 running = join(trainer, job, resolved, world, group, stop, hooks, device)
                 leaving.callback(release, running)
@@ -179,9 +180,13 @@ def run(trainer: Trainer, job: Job, resolved: Resolved, world: World, out_dir: P
             failed = False
         except BaseException as exception:
             error = on_failure(exception, trainer, job, hooks, group)
+            if isinstance(error, Terminated):
+                say_terminated(error, trainer)
             if error is exception:
                 raise
             raise error from exception
+    if stop.requested and world.source != "local":  # too late to stop anything; a launcher answers for its workers
+        raise stop.reason(trainer.progress.update)
     return weights
 
 
@@ -338,7 +343,7 @@ def on_failure(
     exception: BaseException, trainer: Trainer, job: Job, hooks: Hooks, group: Group | None
 ) -> BaseException:
     """Find out who failed first, tell the others, run the hooks, and return what to raise."""
-    if group is not None and group.world.world_size > 1 and not isinstance(exception, KeyboardInterrupt):
+    if group is not None and group.world.world_size > 1 and not isinstance(exception, STOPS):
         # a broken connection is a consequence: the news of its cause may take a moment
         consequence = isinstance(exception, (RuntimeError, RankFailed))
         peer = group.failure(wait_s=2.0 if consequence else 0.0)
@@ -352,6 +357,16 @@ def on_failure(
     except Exception as second:
         exception.add_note(f"and on_exception raised {type(second).__name__}: {second}")
     return exception
+
+
+def say_terminated(error: Terminated, trainer: Trainer) -> None:
+    if not trainer.is_global_zero:
+        return
+    saved = f"checkpoint: {error.checkpoint}" if error.checkpoint else "no checkpoint was saved"
+    if trainer.checkpoint_callback is None:
+        saved += ", since there is no Checkpoint callback"
+    name = signal.Signals(error.signal).name
+    print(f"trivet: {name}: training ended after update {error.update}; {saved}", file=sys.stderr, flush=True)
 
 
 def teardown(job: Job, hooks: Hooks) -> None:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from ..checkpoint.agree import agreed
 from ..checkpoint.retention import Retention
-from ..errors import CheckpointError, ConfigurationError
+from ..errors import STOPS, CheckpointError, ConfigurationError, Terminated
 from .callback import Callback
 
 if TYPE_CHECKING:
@@ -64,6 +64,8 @@ class Checkpoint(Callback):
         save_on_train_end: save when training ends, unless that was decided for these weights already.
         save_on_exception: save when an exception, such as Ctrl-C, ends training between two updates. On several
             processes only a stop that all of them agreed on (Ctrl-C) counts. Such a checkpoint is never deleted.
+            Whatever it says, the trainer's first Checkpoint saves where a signal such as SIGTERM ends training; that
+            checkpoint stays until the next one is complete.
         on_save_error: ``"raise"`` ends training when a checkpoint cannot be written, ``"warn"`` goes on. Either way the
             attributes below still name the last complete one.
 
@@ -217,16 +219,31 @@ class Checkpoint(Callback):
             )
 
     def on_exception(self, trainer: Trainer, module: Module, exception: BaseException) -> None:
-        agreed_stop = trainer.world_size == 1 or isinstance(exception, KeyboardInterrupt)
-        if not (self.save_on_exception and agreed_stop and trainer.at_boundary and self._training):
+        terminated = isinstance(exception, Terminated) and trainer.checkpoint_callback is self
+        agreed_stop = trainer.world_size == 1 or isinstance(exception, STOPS)
+        if not ((self.save_on_exception or terminated) and agreed_stop and trainer.at_boundary and self._training):
             return
-        if isinstance(exception, CheckpointError) or self._saved == _boundary(trainer):
+        if isinstance(exception, CheckpointError):
             return
-        before = self.state_dict()
+        if self._saved != _boundary(trainer):
+            self._save_on_exception(trainer, exception, keep=not terminated)
+        if isinstance(exception, Terminated) and self._saved == _boundary(trainer):
+            exception.checkpoint = self._kept.last
+
+    def _save_on_exception(self, trainer: Trainer, exception: BaseException, *, keep: bool) -> None:
+        """Save outside of the usual order, to be kept for good, or until the next one is complete."""
+        before, dropped = self.state_dict(), []
         try:
-            self._kept.last = _agreed(trainer, lambda: self._free_path(trainer, {}, prefix="exception-"))
-            trainer.save_checkpoint(self._kept.last, metrics={})
-            _agreed(trainer, lambda: self._tidy([]))
+            prefix = "exception-" if keep else ""
+            path = _agreed(trainer, lambda: self._free_path(trainer, {}, prefix=prefix))
+            if keep:
+                self._kept.last = path
+            else:
+                dropped = self._kept.add(path, None)
+            trainer.save_checkpoint(path, metrics={})
+            self._saved = _boundary(trainer)
+            began = trainer.resumed_from
+            _agreed(trainer, lambda: self._tidy([path for path in dropped if path != began]))
         except CheckpointError as error:  # the exception that ends training is the one to be seen
             self.load_state_dict(before)
             warnings.warn(f"no checkpoint was saved on {type(exception).__name__}: {error}", stacklevel=2)

@@ -7,7 +7,7 @@ import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from ..errors import CheckpointError, ConfigurationError
+from ..errors import STOPS, CheckpointError, ConfigurationError
 from .callback import Callback
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ class OnExceptionCheckpoint(Callback):
             return
         self._training = False
         name: Any = type(exception).__name__
-        if trainer.world_size > 1 and not isinstance(exception, KeyboardInterrupt):
+        if trainer.world_size > 1 and not isinstance(exception, STOPS):
             reason = "the ranks did not all end at the same update"
         elif not trainer.at_boundary:
             reason = "it was raised within an update"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
 import time
@@ -13,7 +14,7 @@ from types import TracebackType
 
 import cloudpickle  # type: ignore[import-untyped]
 
-from ..errors import RankFailed
+from ..errors import STOPS, RankFailed
 
 
 class RemoteTraceback(Exception):
@@ -39,6 +40,10 @@ class Failure:
     interrupt: bool = False
     follows: bool = False
     exception: bytes | None = None
+
+    def stopped(self) -> BaseException:
+        """Of an interrupt: what the rank raised."""
+        return pickle.loads(self.exception) if self.exception is not None else KeyboardInterrupt()
 
     def error(self) -> RankFailed:
         """The failure as an exception, with the original as ``__cause__`` and the worker's traceback as its cause."""
@@ -68,7 +73,7 @@ def describe(exception: BaseException, rank: int) -> Failure:
         str(exception),
         "".join(traceback.format_exception(type(exception), exception, cut)),
         time.time(),
-        interrupt=isinstance(exception, KeyboardInterrupt),
+        interrupt=isinstance(exception, STOPS),
         follows=isinstance(exception, RankFailed) and exception.rank != rank,
         exception=pickled,
     )
@@ -80,6 +85,23 @@ def _from_user_code(frames: TracebackType | None) -> TracebackType | None:
     while first is not None and first.tb_frame.f_globals.get("__name__", "").split(".")[0] in ("trivet", "torch"):
         first = first.tb_next
     return first or frames
+
+
+def ask_to_stop(directory: Path, number: int) -> None:
+    """Leave word that a signal of this number asked the run to stop; the first one counts."""
+    temporary = directory / f".stop-{os.getpid()}"
+    temporary.write_text(str(number))
+    with contextlib.suppress(FileExistsError):
+        os.link(temporary, directory / "stop")
+    temporary.unlink()
+
+
+def asked_to_stop(directory: Path) -> int:
+    """Which signal asked the run to stop, 0 if none did."""
+    try:
+        return int((directory / "stop").read_text())
+    except FileNotFoundError:
+        return 0
 
 
 def write(directory: Path, failure: Failure) -> None:

@@ -177,7 +177,16 @@ def _watch_store(store: Store, rank: int) -> watch.Watch:
     def last_words(failure: RankFailed) -> None:
         print(f"rank {rank} ends {watch.GRACE_S:g} s after {failure}", file=sys.stderr, flush=True)
 
-    guard = watch.Watch(lambda: _posted(store, rank), last_words=last_words)
+    def asked() -> int:
+        with contextlib.suppress(RuntimeError):  # the store went with the process that held it
+            return int(store.get("stop/asked")) if store.check(["stop/asked"]) else 0
+        return 0
+
+    def ask(number: int) -> None:
+        with contextlib.suppress(RuntimeError):
+            store.set("stop/asked", str(number))
+
+    guard = watch.Watch(lambda: _posted(store, rank), last_words=last_words, asked=asked, ask=ask)
     watch.set_current(guard)
     return guard.start()
 

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import LaunchError
 from . import failures, payload
 from .launcher import Launcher
+from .signals import WARNING, asking, stopped_by
 
 if TYPE_CHECKING:
     from ..plan import Plan
@@ -44,9 +45,9 @@ def launch(function: str, parts: Mapping[str, Any], world_size: int, *, run_dir:
 
     ``function`` (``"package.module:name"``) is called in each as ``function(parts, world, run_dir)``; rank 0 leaves in
     ``run_dir``, an existing directory of the caller, what it has to return. Needs no main guard. Called on the main
-    thread, SIGINT asks the workers to stop and a second one kills them; SIGTERM asks them to stop and is raised again
-    once they have. Raises LaunchError where something in ``parts`` cannot be handed over, RankFailed for the rank
-    that failed first, KeyboardInterrupt where the workers stopped on request.
+    thread, SIGINT asks the workers to stop and a second one kills them; so do SIGTERM and, under SLURM, SIGUSR1. Raises
+    LaunchError where something in ``parts`` cannot be handed over, RankFailed for the rank that failed first; where the
+    workers stopped on request, KeyboardInterrupt after SIGINT and Terminated after the others.
     """
     data = payload.dumps(parts)
     directory = Path(tempfile.mkdtemp(prefix="trivet-"))  # readable by this user alone
@@ -66,8 +67,6 @@ def launch(function: str, parts: Mapping[str, Any], world_size: int, *, run_dir:
         started.run()
     finally:
         shutil.rmtree(directory, ignore_errors=True)
-        if started.terminated:
-            signal.raise_signal(signal.SIGTERM)  # by now with the caller's handler
 
 
 def _environ(world_size: int) -> dict[str, str]:
@@ -86,8 +85,8 @@ class _Launch:
     def __init__(self, directory: Path, world_size: int) -> None:
         self.directory, self.world_size = directory, world_size
         self.last_alive: dict[int, float] = {}
-        self.interrupts = 0
-        self.terminated = False
+        self.asked = 0  # the signal that asked to stop first
+        self.again = self._hard = False  # whether another one did
         self.pids: dict[int, int] = {}
         self.killed: set[int] = set()
         self.error: BaseException | None = None
@@ -103,7 +102,7 @@ class _Launch:
                 if agent.is_alive():  # only where a signal handler of somebody else raised into the wait
                     self._kill()
                     agent.join()
-                if self.error is not None or self.interrupts:
+                if self.error is not None or self.asked:
                     self._kill()  # what workers started themselves, such as data-loader processes
         self._judge()
 
@@ -168,31 +167,28 @@ class _Launch:
     @contextlib.contextmanager
     def _signals(self) -> Iterator[None]:
         previous: dict[int, Any] = {}
-        handlers = {signal.SIGINT: self._interrupt, signal.SIGTERM: self._terminate}
         if threading.current_thread() is threading.main_thread():
-            for number, handler in handlers.items():
+            for number in asking(os.environ):
                 if signal.getsignal(number) not in (signal.SIG_IGN, None):
-                    previous[number] = signal.signal(number, handler)
+                    previous[number] = signal.signal(number, self._asked)
         try:
             yield
         finally:
             for taken, before in previous.items():
                 signal.signal(taken, before)
 
-    def _interrupt(self, number: int, frame: FrameType | None) -> None:
-        self.interrupts += 1
-        if self.interrupts == 1:
-            self._ask_to_stop()
-        else:
+    def _asked(self, number: int, frame: FrameType | None) -> None:
+        if not self.asked:
+            self.asked = number
+            self._ask_to_stop(number)
+        elif self._hard:
+            self.again = True
             self._kill()
+        self._hard |= number != WARNING
 
-    def _terminate(self, number: int, frame: FrameType | None) -> None:
-        self.terminated = True
-        self._ask_to_stop()
-
-    def _ask_to_stop(self) -> None:
-        (self.directory / "stop").touch()  # for workers that are not there yet
-        # SIGINT for both: to a worker SIGTERM may also mean that the agent ends it, since a peer has failed
+    def _ask_to_stop(self, number: int) -> None:
+        failures.ask_to_stop(self.directory, number)  # also for workers that are not there yet
+        # SIGINT for all: to a worker SIGTERM may also mean that the agent ends it, since a peer has failed
         for pid in self._pids().values():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGINT)
@@ -207,16 +203,20 @@ class _Launch:
     # the verdict
 
     def _judge(self) -> None:
-        if self.interrupts > 1:
-            raise KeyboardInterrupt
+        if self.again:
+            raise stopped_by(self.asked)
         found = failures.read(self.directory) + self._silent()
         found.sort(key=lambda failure: (failure.follows, failure.time))
         if found:
             if found[0].interrupt:
-                raise KeyboardInterrupt
+                stopped = found[0].stopped()
+                # a function that knows nothing of signals raised KeyboardInterrupt for any of them
+                raise stopped_by(self.asked) if isinstance(stopped, KeyboardInterrupt) else stopped
             raise found[0].error()
         if self.error is not None:
             raise LaunchError(f"the workers could not be started: {self.error}") from self.error
+        if self.asked:  # too late for the workers, which were done
+            raise stopped_by(self.asked)
 
     def _ended_well(self, rank: int) -> bool:
         never_started = self.error is not None and not self.exit_codes

@@ -1,4 +1,4 @@
-"""Stop: Ctrl-C and SIGTERM as a request that all ranks follow after the same update."""
+"""Stop: Ctrl-C, SIGTERM and SLURM's warning as a request that all ranks follow after the same update."""
 
 from __future__ import annotations
 
@@ -6,55 +6,103 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Mapping
 from types import FrameType, TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from ..errors import Terminated
 from . import watch
-from .group import Group
 from .world import World
+
+if TYPE_CHECKING:
+    from .group import Group
 
 _SAME_REQUEST_S = 0.5
 """Schedulers signal every process, and launchers forward: signals to a worker this close together are one request."""
+
+WARNING = getattr(signal, "SIGUSR1", 0)
+"""SLURM's ``--signal=USR1@90``: an end is to come. It is never the second signal, nor is the SIGTERM after it."""
+
+
+def asking(environ: Mapping[str, str]) -> tuple[int, ...]:
+    """The signals that ask a fit to end: SIGINT, SIGTERM and, in a job step of SLURM's, SIGUSR1, which
+    ``sbatch --signal=USR1@90`` sends some time before the end."""
+    in_slurm = environ.get("SLURM_JOB_ID") and environ.get("SLURM_PROCID")
+    return (signal.SIGINT, signal.SIGTERM, *((WARNING,) if WARNING and in_slurm else ()))
+
+
+def stopped_by(number: int, update: int = 0) -> BaseException:
+    """What is raised when a run ended because of this signal."""
+    return KeyboardInterrupt() if number in (0, signal.SIGINT) else Terminated(number, update)
 
 
 class Stop:
     """A context around fit, in every process: the first signal sets ``requested``, the second ends at once.
 
-    SIGINT counts everywhere, SIGTERM in launched processes only. The second signal raises KeyboardInterrupt in a
-    single process and ends a worker with exit code 130. Off the main thread nothing is installed.
+    Which signals these are says `asking`. A signal that reaches one rank is told to the others by their `Watch`. At
+    once means: what the signal did before, in a single process (KeyboardInterrupt for SIGINT); exit code 128 and its
+    number in a worker. Off the main thread, and with ``active=False``, nothing is installed.
     """
 
-    def __init__(self, world: World) -> None:
-        self.requested = False
-        self._worker = world.source != "single"
+    def __init__(self, world: World, *, active: bool = True) -> None:
+        self.requested = 0  # number of the signal
+        self.answered = False  # whether the run ended because of it
+        self._worker, self._active = world.source != "single", active
+        self._hard = self._forwarded = False
         self._since = 0.0
         self._announced = False
         self._previous: dict[int, Any] = {}
 
     def __enter__(self) -> Stop:
-        if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGINT, signal.SIGTERM) if self._worker else (signal.SIGINT,):
+        if self._active and threading.current_thread() is threading.main_thread():
+            for number in asking(os.environ):
                 if signal.getsignal(number) not in (signal.SIG_IGN, None):
                     self._previous[number] = signal.signal(number, self._handle)
+        if self._active and (guard := watch.current()) is not None:
+            guard.stop_request = self
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if self._active and (guard := watch.current()) is not None:
+            guard.stop_request = None
         for number, handler in self._previous.items():
             signal.signal(number, handler)
         self._previous.clear()
+
+    def request(self, number: int) -> None:
+        """Ask to stop, because of a signal that this process got, or another one."""
+        self._since = time.monotonic()
+        self.requested = number
+
+    def reason(self, update: int) -> BaseException:
+        """What to raise where all ranks have agreed."""
+        self.answered = True
+        return stopped_by(self.requested, update)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         guard = watch.current()
         if number == signal.SIGTERM and guard is not None and (failure := guard.look()) is not None:
             guard.raise_once(failure)  # the agent ends this rank because a peer failed: nobody asked to stop
-        elif not self.requested:
-            self.requested, self._since = True, time.monotonic()
+            return
+        local = guard is not None and guard.directory is not None
+        told = guard.asked() if guard is not None and local and number == signal.SIGINT else 0
+        if told and not self._forwarded:
+            self._forwarded = self._hard = True  # by the launcher, which kills where it is asked again
+            self.request(self.requested or told)
+            return
+        hard = number != WARNING
+        again, self._hard = hard and self._hard, self._hard or hard
+        if not again:
+            self.request(self.requested or number)
         elif not self._worker:
-            raise KeyboardInterrupt
+            if number == signal.SIGINT:
+                raise KeyboardInterrupt
+            signal.signal(number, self._previous[number])
+            signal.raise_signal(number)
         elif time.monotonic() - self._since > _SAME_REQUEST_S:
-            os._exit(130)
+            os._exit(128 + number)
 
     def agree(self, update: int, group: Group) -> bool:
         """Whether all ranks stop now. Called at every update boundary while ``requested`` is set, and only then.
@@ -62,7 +110,8 @@ class Stop:
         ``update`` grows by one at each boundary, alike on all ranks. Every rank first says that it has the request;
         when all have, rank 0 names the next boundary, before it joins the collectives of the update that leads there.
         No rank completes that update without rank 0, so each finds the name when it arrives. Uses the store, never a
-        collective; waits for the device, since a host that runs ahead could pass the boundary.
+        collective; waits for the device, since a host that runs ahead could pass the boundary. Afterwards the request
+        is rank 0's on all ranks, since what follows differs by signal.
         """
         if group.store is None or group.world.world_size == 1:
             return True
@@ -72,7 +121,10 @@ class Stop:
             self._announced = True
             store.add("stop/seen", 1)
         if store.check(["stop/at"]):
-            return update >= int(store.get("stop/at"))
+            at, number = map(int, store.get("stop/at").split())
+            if update >= at:
+                self.requested = number
+            return update >= at
         if group.world.rank == 0 and store.add("stop/seen", 0) == group.world.world_size:
-            store.set("stop/at", str(update + 1))
+            store.set("stop/at", f"{update + 1} {self.requested}")
         return False

@@ -1,4 +1,5 @@
-"""Watch: the thread in a worker that ends it when its launcher is gone, or soon after another rank has failed."""
+"""Watch: the thread in a worker that ends it when its launcher is gone, or soon after another rank has failed, and
+that passes a request to stop on between ranks."""
 
 from __future__ import annotations
 
@@ -9,8 +10,12 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ..errors import RankFailed
+
+if TYPE_CHECKING:
+    from .signals import Stop
 
 GRACE_S = 5.0
 """How long a rank may go on after another has failed: time for hooks, not for waiting on a dead peer."""
@@ -24,6 +29,7 @@ class Watch:
 
     A rank that is stuck in a collective or in other C++ code runs no Python signal handler, so a thread has to end it.
     ``look`` answers which peer failed first. ``last_words`` is called before the process is ended for a peer's failure.
+    ``asked`` answers which signal asked a rank, or the launcher, to stop (0: none did), and ``ask`` says so to all.
     """
 
     def __init__(
@@ -31,10 +37,14 @@ class Watch:
         look: Callable[[], RankFailed | None],
         *,
         last_words: Callable[[RankFailed], None],
+        asked: Callable[[], int],
+        ask: Callable[[int], None],
         parent: int | None = None,
         directory: Path | None = None,
     ) -> None:
         self.look, self.last_words = look, last_words
+        self.asked, self._ask = asked, ask
+        self.stop_request: Stop | None = None  # of the fit that runs in this process
         self.parent, self.directory = parent, directory
         self.handled = False  # whether the main thread knows already, so that nothing may be raised into it any more
         self._stopped = threading.Event()
@@ -62,11 +72,22 @@ class Watch:
                 self._abandoned()
             failure = self.look()
             if failure is None:
+                self._pass_on()
                 continue
             deadline = deadline or time.monotonic() + GRACE_S
             if time.monotonic() >= deadline:
                 self.last_words(failure)
                 os._exit(1)
+
+    def _pass_on(self) -> None:
+        """A signal may have reached this rank alone, or any other: each tells, and each is told."""
+        if (stop := self.stop_request) is None:
+            return
+        number = self.asked()
+        if stop.requested and not number:
+            self._ask(stop.requested)
+        elif number and not stop.requested:
+            stop.request(number)
 
     def _abandoned(self) -> None:
         if self.directory is not None:

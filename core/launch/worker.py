@@ -21,7 +21,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
-from ..errors import RankFailed
+from ..errors import STOPS, RankFailed
 from . import failures, watch
 from .torchrun import from_variables
 from .world import LAUNCH_DIR, World
@@ -44,7 +44,7 @@ def main(directory: Path, parent: int) -> int:
     guard = _guard(directory, parent, world)
     (directory / f"pid-{world.rank}").write_text(str(os.getpid()))
     try:
-        if (directory / "stop").exists():  # asked for before this process could be reached by a signal
+        if failures.asked_to_stop(directory):  # asked for before this process could be reached by a signal
             early = failures.describe(KeyboardInterrupt("stopped before it started"), world.rank)
             failures.write(directory, replace(early, follows=True))
             return 1  # the others may wait for this rank already
@@ -52,7 +52,7 @@ def main(directory: Path, parent: int) -> int:
     except BaseException as exception:
         guard.handled = True
         failures.write(directory, failures.describe(exception, world.rank))
-        return 0 if isinstance(exception, KeyboardInterrupt) else 1
+        return 0 if isinstance(exception, STOPS) else 1
     guard.handled = True
     (directory / f"done-{world.rank}").touch()
     return 0
@@ -75,6 +75,8 @@ def _guard(directory: Path, parent: int, world: World) -> watch.Watch:
     guard = watch.Watch(
         lambda: failures.of_peers(directory, world.rank, world.world_size),
         last_words=last_words,
+        asked=lambda: failures.asked_to_stop(directory),
+        ask=lambda number: failures.ask_to_stop(directory, number),
         parent=parent,
         directory=directory,
     )

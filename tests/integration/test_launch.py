@@ -339,11 +339,11 @@ def test_a_second_interrupt_ends_at_once(tmp_path):
     assert gone(workers, 0)
 
 
-def test_termination_stops_the_ranks_and_ends_by_the_signal(tmp_path):
+def test_termination_stops_the_ranks_and_ends_with_its_exit_code(tmp_path):
     process, workers = started("train", tmp_path)
     process.send_signal(signal.SIGTERM)
     process.communicate(timeout=60)
-    assert process.returncode == -signal.SIGTERM
+    assert process.returncode == 128 + signal.SIGTERM
     assert (tmp_path / "stopped-0").read_text() == (tmp_path / "stopped-1").read_text()
     assert gone(workers, 0)
 

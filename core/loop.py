@@ -259,7 +259,7 @@ def boundary(run: Run) -> None:
     run.end_step()
     run.boundaries += 1
     if run.stop.requested and run.stop.agree(run.boundaries, run.group):
-        raise KeyboardInterrupt
+        raise run.stop.reason(progress.update)
 
 
 def weigh_skipped(run: Run, window: Window) -> bool:

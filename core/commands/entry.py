@@ -12,7 +12,7 @@ import sysconfig
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ..errors import PluginError, RankFailed, TrivetError
+from ..errors import PluginError, RankFailed, Terminated, TrivetError
 
 if TYPE_CHECKING:
     from ..data.datamodule import DataModule
@@ -132,6 +132,8 @@ def run(argv: Sequence[str], *, prog: str, script: Script | None = None) -> tupl
     except KeyboardInterrupt:
         _complain(f"{prog} {command}", "interrupted")
         return 130, None
+    except Terminated as error:  # said already, with the checkpoint
+        return int(error.code), None
 
 
 def _passes_user_code(error: BaseException) -> bool:

@@ -102,7 +102,7 @@ class RankFailed(TrivetError):
 
 
 class Terminated(SystemExit):
-    """A signal asked the run to end (SIGTERM, under SLURM also SIGUSR1), and it ended between two updates, on all ranks.
+    """A signal asked the run to end (SIGTERM, under SLURM also SIGUSR1), and all ranks ended after the same update.
 
     Not an error. Where nobody catches it, it ends the process without a traceback, with the exit code that shells give
     to the signal: 128 and its number, 143 for SIGTERM.

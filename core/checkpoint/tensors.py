@@ -1,4 +1,4 @@
-"""The tensors of a checkpoint, through `torch.distributed.checkpoint` (DCP). The only module that imports it.
+"""The tensors of a checkpoint, through `torch.distributed.checkpoint` (DCP).
 
 Imported when a checkpoint is written or read: a run without checkpoints does not pay for importing DCP.
 """
@@ -30,6 +30,9 @@ from torch.futures import Future
 from ..errors import CheckpointError
 from .sums import Sum, Summing
 
+Finish = Callable[[dict[str, Sum]], None]
+ALONE = "torch.distributed is disabled, unavailable or uninitialized"  # a warning of DCP, where there is one process
+
 # What DCP pickles into its metadata file. It reads it back with plain pickle, which would run anything: we don't.
 _METADATA_CLASSES = {
     "torch.distributed.checkpoint.metadata": {
@@ -48,21 +51,18 @@ _METADATA_CLASSES = {
 }
 
 
-def write(directory: Path, tensors: Mapping[str, Tensor], *, distributed: bool) -> dict[str, Sum]:
+def write(
+    directory: Path, tensors: Mapping[str, Tensor], *, distributed: bool, finish: Finish = lambda sums: None
+) -> None:
     """Write ``tensors``, plain or `DTensor`, under their names. With ``distributed`` a collective: all ranks call it.
 
-    Returns on rank 0 the size and checksum of each file, as the rank that wrote it counted them.
-
     A tensor that several ranks hold is written once, by the lowest of them: buffers of a replicated module differ
-    between ranks, and rank 0's are the ones that training goes on with. Raises `CheckpointError` on all ranks if it
-    failed on any.
+    between ranks, and rank 0's are the ones that training goes on with. ``finish`` is called on rank 0 when all have
+    written, with the size and checksum of each file, as the rank that wrote it counted them. Raises `CheckpointError`
+    on all ranks if anything failed on any, ``finish`` included.
     """
-    planner = DefaultSavePlanner(
-        flatten_state_dict=False, flatten_sharded_tensors=False, dedup_save_to_lowest_rank=True
-    )
-    writer = _Writer(directory)
-    _run(lambda: save(dict(tensors), storage_writer=writer, planner=planner, no_dist=not distributed))
-    return writer.sums
+    writer = Writer(directory, finish)
+    _run(lambda: save(dict(tensors), storage_writer=writer, planner=Planner(), no_dist=not distributed))
 
 
 def metadata(directory: Path) -> Metadata:
@@ -107,25 +107,35 @@ def read(directory: Path, index: Metadata, into: dict[str, Tensor]) -> None:
 
 
 def _run(function: Callable[[], object]) -> None:
-    try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninitialized")
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=ALONE)
+        try:
             function()
-    except CheckpointException as error:  # a BaseException, raised by DCP on all ranks
-        reasons = [f"rank {rank}: {_reason(cause)}" for rank, (cause, _) in sorted(error.failures.items())]
-        raise CheckpointError(reasons[0][len("rank 0: ") :] if _alone(error) else "; ".join(reasons)) from error
-    except CheckpointError:
-        raise
-    except Exception as error:
-        raise CheckpointError(_reason(error)) from error
+        except BaseException as error:
+            raise told(error) from error
 
 
-def _alone(error: CheckpointException) -> bool:
-    return set(error.failures) == {0}
+def told(error: BaseException) -> BaseException:
+    """What DCP raised, as a `CheckpointError` with the reason; an interrupt as itself."""
+    if not isinstance(error, CheckpointException):  # which is a BaseException, raised by DCP on all ranks
+        return CheckpointError(_reason(error)) if isinstance(error, Exception) else error
+    causes = {rank: cause for rank, (cause, _) in sorted(error.failures.items())}
+    interrupts = [cause for cause in causes.values() if not isinstance(cause, Exception)]
+    if interrupts:
+        return interrupts[0]
+    reasons = [f"rank {rank}: {_reason(cause)}" for rank, cause in causes.items()]
+    return CheckpointError(_reason(causes[0]) if set(causes) == {0} else "; ".join(reasons))
 
 
 def _reason(error: BaseException) -> str:
     return str(error) if isinstance(error, CheckpointError) else f"{type(error).__name__}: {error}"
+
+
+class Planner(DefaultSavePlanner):
+    """DCP's planner of a flat dict of tensors."""
+
+    def __init__(self) -> None:
+        super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False, dedup_save_to_lowest_rank=True)
 
 
 @dataclass(frozen=True)
@@ -157,39 +167,45 @@ class _Files(FileSystem):
         self.sums[Path(new_path).name] = self.sums.pop(Path(path).name)
 
 
-class _Writer(FileSystemWriter):
+class Writer(FileSystemWriter):
     """DCP's writer with one thread: with more, DCP loses the exceptions of all but the first and reports success."""
 
-    def __init__(self, path: Path) -> None:
-        super().__init__(path, thread_count=1, sync_files=True)
-        self.fs = _Files()
-
-    @property
-    def sums(self) -> dict[str, Sum]:
-        return self.fs.sums  # type: ignore[attr-defined, no-any-return]
+    def __init__(self, path: Path, finish: Finish, **options: Any) -> None:
+        super().__init__(path, thread_count=1, sync_files=True, **options)
+        self.fs = self._files = _Files()
+        self._finish = finish
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
-        try:
+        with _pickles():
             results = super().write_data(plan, planner).wait()
-        except Exception as error:
-            # DCP sends the exception to rank 0 by pickle; one that doesn't pickle would leave the ranks waiting.
-            raise CheckpointError(f"{type(error).__name__}: {error}") from None
         if results:
             first = results[0]
-            results[0] = _Summed(first.index, first.size_in_bytes, first.storage_data, dict(self.sums))
+            results[0] = _Summed(first.index, first.size_in_bytes, first.storage_data, dict(self._files.sums))
         done: Future[list[WriteResult]] = Future()
         done.set_result(results)
         return done
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
         """On rank 0, with the results of all."""
+        sums = self._files.sums
         for result in chain.from_iterable(results):
             if isinstance(result, _Summed):
-                self.sums.update(result.sums)
-        super().finish(metadata, results)
+                sums.update(result.sums)
+        with _pickles():
+            super().finish(metadata, results)
+            self._finish(sums)
 
     def storage_meta(self) -> StorageMeta | None:
         return None  # it would record the path of the temporary directory
+
+
+@contextmanager
+def _pickles() -> Iterator[None]:
+    """DCP sends an exception to all ranks by pickle; one that doesn't pickle would leave them waiting."""
+    try:
+        yield
+    except Exception as error:
+        raise CheckpointError(_reason(error)) from None
 
 
 class _Reader(FileSystemReader):

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 import torch
-from trivet.checkpoint import directory, manifest, places
+from trivet.checkpoint import directory, manifest, places, writing
 from trivet.errors import CheckpointError, ConfigurationError
 from trivet.state import TrainState
 
@@ -203,7 +203,7 @@ def test_a_directory_that_vanishes_during_the_save(tmp_path: Path, monkeypatch: 
         tmp_path.write_text("")  # a file in its place, since DCP would make the directory again
         return temporary
 
-    monkeypatch.setattr(directory, "begin", begin)
+    monkeypatch.setattr(writing, "begin", begin)
     with pytest.raises(CheckpointError, match=r"cannot write checkpoint .*(NotADirectoryError|FileExistsError)"):
         write(tmp_path / "one", make_state())
 

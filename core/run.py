@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 
 from . import manual, overridden
 from .check import FirstUpdate
+from .checkpoint.background import Background
 from .hooks import Hooks, call, overrides
 from .metric_objects import MetricObjects
 from .metrics import Metrics, Silent
@@ -107,9 +108,11 @@ class Run:
     validated_at: float = 0.0  # by the clock, where validation goes by it
     logged_at: int = -1  # the update of the newest row of steps
     boundaries: int = 0  # update boundaries since the start of this process, the same on all ranks
+    background: Background = field(init=False)
 
     def __post_init__(self) -> None:
         objects, kind = MetricObjects(self.module), Silent if self.trainer.barebones else Metrics
+        self.background = Background(self.world.rank, self.world.world_size)
         self.train_metrics = kind("training", self.group, objects)
         self.val_metrics = kind("validation", self.group, objects)
         self.test_metrics = kind("test", self.group, objects)

@@ -165,6 +165,7 @@ def run(trainer: Trainer, job: Job, resolved: Resolved, world: World, out_dir: P
                 if job.ckpt_path is not None:
                     restore(running, job)
                 if job.stage == "fit":
+                leaving.callback(running.background.close)
                     if trainer.enable_checkpointing:
                         capture.check(running)
                     start_logging(running)
@@ -175,6 +176,7 @@ def run(trainer: Trainer, job: Job, resolved: Resolved, world: World, out_dir: P
                         trainer.predictions = predictions.collect(running)
                 weights = None if out_dir is None else leave_weights(running, out_dir)
                 if world.source != "local" and trainer.return_weights:
+                    running.background.settle()
                     engine = running.engine
                     engine.strategy.release(engine.root)  # this process goes on after the run
             failed = False

@@ -15,6 +15,7 @@ import torch
 from . import capture, flags, session
 from .capabilities import Resolved, resolve
 from .checkpoint import directory
+from .checkpoint.background import Pending
 from .errors import ConfigurationError
 from .job import Job as Job
 from .launch import environments
@@ -303,12 +304,39 @@ class Trainer(View):
 
         ``metrics`` are stored beside the weights: give those that were computed from exactly these.
         """
-        run = self._ended if self._run is None and self._ended is not None else self._active()
+        run = self._kept()
+        if self._run is None and run.world.world_size > 1:
+            raise ConfigurationError(
+                f"save_checkpoint({str(path)!r}) after a run of {run.world.world_size} processes, which do not "
+                "communicate any more. Save within it, in a hook such as on_train_end, or use a Checkpoint callback."
+            )
+        run.background.join()  # one save at a time
         world, own = run.world, capture.own_writer(run.engine)
         state = capture.capture(run)
         directory.write(path, state, rank=world.rank, world_size=world.world_size, metrics=metrics or {}, own=own)
 
     def full_parameters(self, *, writeback: bool = False) -> AbstractContextManager[None]:
+    def save_checkpoint_async(
+        self,
+        path: str | Path,
+        *,
+        metrics: dict[str, float] | None = None,
+        published: Callable[[], None] = lambda: None,
+    ) -> Pending:
+        """Write a checkpoint of this moment while training goes on. All ranks call it, at an update boundary.
+
+        Waits for the save before this one, copies the state, and returns what `Pending.wait` waits on; a failure that
+        nobody waited for is raised when `fit` ends, which it does only when the checkpoint is complete. ``published``
+        is called on rank 0 by the thread that writes, when the checkpoint is complete.
+        """
+        run = self._active()
+        if run.engine.strategy.own_folder is not None:
+            raise ConfigurationError(
+                f"strategy {run.plan.strategy!r} writes a folder of its own, which cannot be done while training goes "
+                "on. Use save_checkpoint, or Checkpoint(save_async=False)."
+            )
+        return run.background.start(path, capture.capture(run), metrics=metrics or {}, published=published)
+
         """A context in which every rank's module holds its parameters whole. All ranks enter it, between updates.
         It needs the memory of the whole module. With ``writeback`` rank 0's changes are kept, on all ranks; without it
         change nothing, since what was not gathered would stay changed. Don't call the module's layers inside.

@@ -112,7 +112,9 @@ def _run(function: Callable[[], object]) -> None:
         try:
             function()
         except BaseException as error:
-            raise told(error) from error
+            if (reason := told(error)) is error:
+                raise
+            raise reason from error
 
 
 def told(error: BaseException) -> BaseException:

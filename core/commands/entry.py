@@ -148,8 +148,11 @@ def _passes_user_code(error: BaseException) -> bool:
 
 def _is_users(path: str) -> bool:
     """Whether a file is neither ours nor installed: a script, a model, a data module."""
-    installed = [os.path.dirname(os.path.dirname(os.path.abspath(__file__))), *sysconfig.get_paths().values()]
-    return not path.startswith(("<frozen", *installed))
+    own = [module for name, module in list(sys.modules.items()) if name.partition(".")[0] == __name__.partition(".")[0]]
+    folders = {os.path.dirname(file) for module in own if (file := getattr(module, "__file__", None))}
+    return not path.startswith(
+        ("<frozen", *(f"{folder}{os.sep}" for folder in {*folders, *sysconfig.get_paths().values()}))
+    )
 
 
 def _complain(prog: str, text: str) -> None:

@@ -47,7 +47,8 @@ def _leaves(config: Mapping[str, Any], known: set[str], prefix: str = "") -> Ite
 
 
 def _unknown(selection: Selection, key: str, known: set[str], shown: str, dashes: str) -> str:
-    found = nearest(key, {*known, *selection.slots}, dashes)
+    own = ["config", "print_config", "explain", "help"] if dashes else []
+    found = nearest(key, {*known, *selection.slots, *own}, dashes)
     if shown.startswith("TRIVET_"):
         prefix = f"{shown.partition('__')[0]}__"
         found = re.sub(r"--(\S+)\?", lambda match: prefix + match[1].replace(".", "__").upper() + "?", found)
@@ -135,4 +136,11 @@ def _expected(details: str) -> str:
         return ""
     names = re.sub(r"<class '([^']+)'>", r"\1", found[1]).replace("typing.", "").replace("NoneType", "null")
     parts = [re.sub(r"\b[\w.]+\.(\w+)", r"\1", name) for name in re.split(r", (?![^\[]*\])", names)]
+    parts = [_choices(part) for part in parts]
     return " or ".join([", ".join(parts[:-1]), parts[-1]] if len(parts) > 1 else parts)
+
+
+def _choices(name: str) -> str:
+    """``Literal['a', 'b']`` as its values."""
+    found = re.fullmatch(r"Literal\[(.*)\]", name)
+    return name if found is None else found[1]

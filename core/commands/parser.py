@@ -7,7 +7,7 @@ import inspect
 import json
 import typing
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, Literal
 
 import jsonargparse
 
@@ -27,7 +27,11 @@ ABOUT = {
 }
 CKPT = {"fit": "the checkpoint to go on from", "plan": "the checkpoint that would be gone on from"}
 SCHEDULE = {
-    "interval": (str, "epoch", "what a step of the scheduler follows: `epoch` or `update`"),
+    "interval": (
+        Literal["epoch", "update", "step"],
+        "epoch",
+        "what a step of the scheduler follows: `epoch` or `update`",
+    ),
     "frequency": (int, 1, "the number of them between two steps"),
     "monitor": (str | None, None, "the metric that ReduceLROnPlateau watches, such as val/loss"),
 }

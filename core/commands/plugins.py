@@ -17,6 +17,7 @@ from ..errors import TrivetError
 from ..plugin_checks import sets_interface
 from ..registry import GROUPS, Entry, entries, load, make
 from .text import aligned, fill
+from .words import Words
 
 
 def show_plugins(argv: Sequence[str], *, prog: str) -> int:
@@ -25,7 +26,7 @@ def show_plugins(argv: Sequence[str], *, prog: str) -> int:
         from .skeleton import new_plugin
 
         return new_plugin(argv[1:], prog=f"{prog} new")
-    parser = argparse.ArgumentParser(
+    parser = Words(
         prog=prog,
         description="List the installed plugins. Reads metadata only; with --check each is imported.",
         epilog=f"`{prog} new KIND NAME` writes a package with a plugin of your own.",

@@ -10,6 +10,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from typing import Any, NamedTuple
 
 from ..errors import ConfigurationError
@@ -64,7 +65,7 @@ def select(
         sys.path.insert(0, os.getcwd())  # `trivet`, unlike `python -m trivet`, starts without it
     settings = Settings(slots, script.fixed, command)
     selection = Selection(settings)
-    options = [*_variables(command, environ), *_options(argv, selection.bare)]
+    options = [*_variables(command, environ), *_options(command, argv, selection.bare)]
     settings.merge(script.layer(slots), "the script")
     for path in [option.value for option in options if option.key == "config"]:
         settings.merge(read_file(path), path)
@@ -87,12 +88,14 @@ def _variables(command: str, environ: Mapping[str, str]) -> Iterator[Flag]:
             yield Flag(_plain_key(key), environ[name], name, True)
 
 
-def _options(argv: Sequence[str], bare: dict[str, str]) -> Iterator[Flag]:
-    tokens = list(argv)
+def _options(command: str, argv: Sequence[str], bare: dict[str, str]) -> Iterator[Flag]:
+    tokens, alone = list(argv), BARE if command == "plan" else BARE - {"--json"}
     while tokens:
         token = tokens.pop(0)
         name, equals, value = token.partition("=")
-        if name in BARE:
+        if name in alone:
+            if equals and name != "--explain":
+                raise ConfigurationError(f"{token} has a value, and {name} takes none.")
             follows = bool(tokens) and not tokens[0].startswith("-") and name == "--explain"
             bare[name] = value if equals else tokens.pop(0) if follows else ""
             continue
@@ -102,9 +105,13 @@ def _options(argv: Sequence[str], bare: dict[str, str]) -> Iterator[Flag]:
                 f"{token!r} belongs to no flag. Expected --flag value, or --flag=value, one value each; a list is "
                 "written '[a, b]'."
             )
+        if name in BARE:
+            raise ConfigurationError(f"{name} belongs to `trivet plan`.")
         if not equals:
             if not tokens or tokens[0].startswith("--"):
-                raise ConfigurationError(f"{name} was given without a value.")
+                near = get_close_matches(name, alone, n=1, cutoff=0.75)
+                why = f"is not known. Did you mean {near[0]}?" if near else "was given without a value."
+                raise ConfigurationError(f"{name} {why}" + ("" if near else " A switch is given as true or false."))
             value = tokens.pop(0)
         yield Flag(_plain_key(name.removeprefix("--")), value, name, False)
 

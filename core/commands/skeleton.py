@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import importlib.util
 import re
 from collections.abc import Sequence
@@ -13,13 +12,14 @@ from string import Template
 from ..errors import ConfigurationError, PluginConflict, PluginNotFound
 from ..registry import GROUPS, find
 from .templates import FILES, SUITES
+from .words import Words
 
 _NAME = re.compile(r"[a-z][a-z0-9]*([-_][a-z0-9]+)*")
 
 
 def new_plugin(argv: Sequence[str], *, prog: str) -> int:
     """Write the package and say what to do with it. Raises ConfigurationError before anything is written."""
-    parser = argparse.ArgumentParser(
+    parser = Words(
         prog=prog,
         description="Write a package with one plugin that works and passes its suite, to be changed into your own.",
     )

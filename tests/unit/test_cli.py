@@ -16,6 +16,7 @@ from trivet.commands import entry, job, parser, selection, text
 from trivet.commands.script import Script
 from trivet.commands.slots import slots
 from trivet.errors import ConfigurationError, RankFailed
+from trivet.strategies import single
 
 NET = '''
 import trivet, torch
@@ -113,6 +114,24 @@ def test_plugins_lists_and_checks(capsys: pytest.CaptureFixture[str]) -> None:
     assert "    needs       of the strategy: loss_scaling" in shown
     assert "    ok          not this process: none of RANK, WORLD_SIZE" in shown
     assert max(map(len, shown.splitlines())) <= 80
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["--matrx"], "--matrx is not known. Did you mean --matrix?"),
+        (["strategi"], "there is no kind 'strategi'. Did you mean strategy?"),
+        (["new", "precison", "x"], "there is no kind 'precison'. Did you mean precision?"),
+        (["new", "precision", "x", "--int=y"], "--int is not known. Did you mean --into?"),
+        (["new", "precision"], "the following arguments are required: NAME."),
+        (["--matrix", "strategy"], "--matrix shows all kinds"),
+    ],
+)
+def test_mistakes_in_the_words_of_plugins(argv: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plugins", *argv]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith(f"trivet plugins: {message}")
+    assert said.count("\n") == 1
 
 
 def test_plugins_fit_the_terminal_whatever_their_names(install: Install, capsys: pytest.CaptureFixture[str]) -> None:
@@ -297,6 +316,20 @@ def test_defaults_that_the_trainer_does_not_know() -> None:
         (["--config", "typo.yaml"], "typo.yaml: max_epoch is not known. Did you mean max_epochs?"),
         (["--config", "value.yaml"], "Expected a name, or a mapping with 'name' and options"),
         (["stray"], "'stray' belongs to no flag"),
+        (["--trainer.max_epoch", "3"], "--trainer.max_epoch is not known. Did you mean --max_epochs?"),
+        (["--print_confg"], "--print_confg is not known. Did you mean --print_config?"),
+        (["--confg", "a.yaml"], "--confg is not known. Did you mean --config?"),
+        (["--print_config=yes"], "--print_config=yes has a value, and --print_config takes none."),
+        (["--json"], "--json belongs to `trivet plan`."),
+        (["--fast_dev_run"], "--fast_dev_run was given without a value. A switch is given as true or false."),
+        (["--strategy", "fsdp", "--strategy.cpu_ofload", "true"], "Did you mean --strategy.cpu_offload?"),
+        (["--optimizer", "AdamW", "--optimizer.lrr", "1"], "Did you mean --optimizer.lr?"),
+        (["--model.backbone", "cli_net.Small", "--model.backbone.depht", "1"], "Did you mean depth?"),
+        (["--optimizer", "SGD", "--lr_scheduler", "ReduceLROnPlateau"], "Add --lr_scheduler.monitor NAME"),
+        (
+            ["--lr_scheduler", "ConstantLR", "--lr_scheduler.interval", "stepp"],
+            "--lr_scheduler.interval 'stepp'. Expected 'epoch', 'update', 'step'.",
+        ),
     ],
 )
 def test_mistakes_get_one_message(folder: Path, capsys: Any, fits: list[Any], argv: list[str], message: str) -> None:
@@ -336,10 +369,11 @@ def test_the_ways_in_which_a_run_ends(monkeypatch: pytest.MonkeyPatch, capsys: p
 
     assert ends_with(RankFailed(1, "ValueError", "boom", "Traceback: the worker's\n")) == 1
     assert capsys.readouterr().err == "Traceback: the worker's\ntrivet fit: rank 1 failed with ValueError: boom\n"
-    refused = RankFailed(1, "ConfigurationError", "no data", f'  File "{entry.__file__}", line 1\n')
-    refused.__cause__ = ConfigurationError("no data")
-    assert ends_with(refused) == 2
-    assert capsys.readouterr().err == "trivet fit: no data\n"
+    for module in (entry, single):  # a folder of plugins need not lie in the one of the core
+        refused = RankFailed(1, "ConfigurationError", "no data", f'  File "{module.__file__}", line 1\n')
+        refused.__cause__ = ConfigurationError("no data")
+        assert ends_with(refused) == 2
+        assert capsys.readouterr().err == "trivet fit: no data\n"
     assert ends_with(KeyboardInterrupt()) == 130
     assert capsys.readouterr().err == "trivet fit: interrupted\n"
     with pytest.raises(ZeroDivisionError):

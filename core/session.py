@@ -159,24 +159,24 @@ def run(trainer: Trainer, job: Job, resolved: Resolved, world: World, out_dir: P
                 running = join(trainer, job, resolved, world, group, stop, hooks, device)
                 leaving.callback(release, running)
                 leaving.callback(running.close_data)
+                leaving.callback(running.background.close)
                 if profiler is not None:
                     profilers.attach(profiler, running)
                 trainer.attach(running)
                 if job.ckpt_path is not None:
                     restore(running, job)
                 if job.stage == "fit":
-                leaving.callback(running.background.close)
                     if trainer.enable_checkpointing:
                         capture.check(running)
                     start_logging(running)
                     loop.fit(running)
+                    running.background.settle()
                 else:
                     evaluation.evaluate(running, loaders.KINDS[job.stage])
                     if job.return_predictions:
                         trainer.predictions = predictions.collect(running)
                 weights = None if out_dir is None else leave_weights(running, out_dir)
                 if world.source != "local" and trainer.return_weights:
-                    running.background.settle()
                     engine = running.engine
                     engine.strategy.release(engine.root)  # this process goes on after the run
             failed = False

@@ -304,18 +304,12 @@ class Trainer(View):
 
         ``metrics`` are stored beside the weights: give those that were computed from exactly these.
         """
-        run = self._kept()
-        if self._run is None and run.world.world_size > 1:
-            raise ConfigurationError(
-                f"save_checkpoint({str(path)!r}) after a run of {run.world.world_size} processes, which do not "
-                "communicate any more. Save within it, in a hook such as on_train_end, or use a Checkpoint callback."
-            )
+        run = self._ended if self._run is None and self._ended is not None else self._active()
         run.background.join()  # one save at a time
         world, own = run.world, capture.own_writer(run.engine)
         state = capture.capture(run)
         directory.write(path, state, rank=world.rank, world_size=world.world_size, metrics=metrics or {}, own=own)
 
-    def full_parameters(self, *, writeback: bool = False) -> AbstractContextManager[None]:
     def save_checkpoint_async(
         self,
         path: str | Path,
@@ -337,6 +331,7 @@ class Trainer(View):
             )
         return run.background.start(path, capture.capture(run), metrics=metrics or {}, published=published)
 
+    def full_parameters(self, *, writeback: bool = False) -> AbstractContextManager[None]:
         """A context in which every rank's module holds its parameters whole. All ranks enter it, between updates.
         It needs the memory of the whole module. With ``writeback`` rank 0's changes are kept, on all ranks; without it
         change nothing, since what was not gathered would stay changed. Don't call the module's layers inside.

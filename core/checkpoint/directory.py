@@ -9,7 +9,8 @@ renamed when it is complete.
 from __future__ import annotations
 
 import os
-from dataclasses import fields
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +21,8 @@ from ..errors import CheckpointError
 from ..layout import sharded
 from ..state import TrainState
 from . import manifest as manifests
-from .parts import AS_TENSORS, OPTIMIZER_TENSORS, STATE, TENSORS, errors
+from .contents import open_checkpoint, read_state
+from .parts import OPTIMIZER_TENSORS, TENSORS, errors
 from .places import delete, sweep
 from .writing import write
 
@@ -39,53 +41,61 @@ def read(path: str | os.PathLike[str], template: TrainState | None = None, *, be
     path and reason if files are missing or damaged, or if names or shapes differ from the template's; plain tensors
     have not changed then.
     """
+    with reading(path, template, beside=beside) as state:
+        return state
+
+
+@contextmanager
+def reading(
+    path: str | os.PathLike[str], template: TrainState | None = None, *, beside: bool = True
+) -> Iterator[TrainState]:
+    """`read`; an exception that leaves the block gives the template's plain tensors their values back."""
     directory = Path(path).absolute()
     with errors(f"cannot read checkpoint {str(directory)!r}"):
-        _, index = _open(directory)
+        index = _open(directory)
         plain = _read_state(directory)
-        targets = None
+        targets: dict[str, Tensor] = {}
         if template is not None:
             targets = {f"module/{name}": tensor for name, tensor in template.module.items()}
             targets.update({f"beside/{name}": tensor for name, tensor in template.beside.items()})
             _check_fits(index, targets, ("module/", "beside/") if beside else ("module/",))
         names = [name for name in index.state_dict_metadata if beside or not name.startswith("beside/")]
         into = {name: _staging(index, name, targets) for name in names}
+        in_place = {name: tensor for name, tensor in into.items() if tensor is targets.get(name)}
         optimizers = _join(plain.pop("optimizers"), into)
         from . import tensors as storage
 
-        storage.read(directory / TENSORS, index, into)
-        if targets is not None:
-            # Read first, then copied: a damaged file is found before the first of the caller's tensors changes.
-            with torch.no_grad():
-                for name, target in targets.items():
-                    if into[name] is not target:
-                        target.copy_(into[name])
-            into |= targets
-        return TrainState(
+        storage.read(directory / TENSORS, index, {name: t for name, t in into.items() if name not in in_place})
+        # Read first, then copied: a damaged file is found before the first of the caller's tensors changes.
+        storage.read(directory / TENSORS, index, in_place)
+        copied = [(target, into[name]) for name, target in targets.items() if name not in in_place]
+        into |= targets
+        state = TrainState(
             module={name.removeprefix("module/"): t for name, t in into.items() if name.startswith("module/")},
             beside={name.removeprefix("beside/"): t for name, t in into.items() if name.startswith("beside/")},
             optimizers=optimizers,
             **plain,
         )
+        _exchange(copied)
+    try:
+        yield state
+    except BaseException:
+        _exchange(copied[::-1])  # last first: tied weights are several names of one tensor
+        raise
 
 
 def read_weights(path: str | os.PathLike[str]) -> dict[str, Tensor]:
     """The module's tensors by the user's names, plain and on the CPU. Needs no process group."""
     directory = Path(path).absolute()
     with errors(f"cannot read checkpoint {str(directory)!r}"):
-        from . import tensors as storage
-
-        _, index = _open(directory)
-        into = {name: storage.empty(index, name) for name in index.state_dict_metadata if name.startswith("module/")}
-        storage.read(directory / TENSORS, index, into)
-        return {name.removeprefix("module/"): tensor for name, tensor in into.items()}
+        found = open_checkpoint(directory)
+        return {n.removeprefix("module/"): found.tensor(n) for n in found.index if n.startswith("module/")}
 
 
 def read_seed(path: str | os.PathLike[str]) -> int:
     """The seed of the run that wrote a checkpoint. Reads no tensors."""
     directory = Path(path).absolute()
     with errors(f"cannot read checkpoint {str(directory)!r}"):
-        manifests.read(directory)
         return int(_read_state(directory)["seed"])
 
 
@@ -93,7 +103,6 @@ def read_user(path: str | os.PathLike[str]) -> dict[str, Any]:
     """What the user's objects put into a checkpoint: ``hparams``, ``user``, ``datamodule``. Reads no tensors."""
     directory = Path(path).absolute()
     with errors(f"cannot read checkpoint {str(directory)!r}"):
-        manifests.read(directory)
         plain = _read_state(directory)
         return {name: plain[name] for name in ("hparams", "user", "datamodule")}
 
@@ -116,32 +125,12 @@ def complete(path: str | os.PathLike[str]) -> bool:
 # ------------------------------------------------------------------------------------------------------------- reading
 
 
-def _open(directory: Path) -> tuple[dict[str, Any], Metadata]:
-    values = manifests.read(directory)
-    manifests.check_files(directory, values)
+def _open(directory: Path) -> Metadata:
+    """The index as DCP wants it, of a checkpoint whose own reading of it found nothing wrong."""
+    open_checkpoint(directory)
     from . import tensors as storage
 
-    listed = values["files"]
-    for name in (STATE, f"{TENSORS}/.metadata"):
-        if name not in listed:
-            raise CheckpointError(f"its manifest does not list {name!r}")
-    index = storage.metadata(directory / TENSORS)
-    for name, size in storage.files(index).items():
-        if listed.get(f"{TENSORS}/{name}", {"size": -1})["size"] < size:
-            raise CheckpointError(f"its tensor index wants {size} bytes of the file {name!r}, which the manifest lacks")
-    return values, index
-
-
-def _read_state(directory: Path) -> dict[str, Any]:
-    try:
-        plain = torch.load(directory / STATE, map_location="cpu", weights_only=True)
-    except Exception as error:  # torch raises RuntimeError, EOFError, UnpicklingError, KeyError, ... on damaged files
-        raise CheckpointError(f"{STATE} cannot be loaded as plain data: {type(error).__name__}: {error}") from error
-    expected = {f.name for f in fields(TrainState)} - AS_TENSORS
-    if not isinstance(plain, dict) or set(plain) != expected:
-        found = sorted(map(str, plain)) if isinstance(plain, dict) else type(plain).__name__
-        raise CheckpointError(f"{STATE} holds {found}, expected {sorted(expected)}")
-    return plain
+    return storage.metadata(directory / TENSORS)
 
 
 def _check_fits(index: Metadata, targets: dict[str, Tensor], prefixes: tuple[str, ...]) -> None:
@@ -165,16 +154,29 @@ def _names(names: set[str] | list[str]) -> str:
     return ", ".join(repr(name.partition("/")[2]) for name in sorted(names))
 
 
-def _staging(index: Metadata, name: str, targets: dict[str, Tensor] | None) -> Tensor:
+def _read_state(directory: Path) -> dict[str, Any]:
+    return read_state(directory, manifests.read(directory))
+
+
+def _exchange(pairs: list[tuple[Tensor, Tensor]]) -> None:
+    """Give the tensors of each pair each other's values."""
+    with torch.no_grad():
+        for one, other in pairs:
+            before = one.detach().clone()
+            one.copy_(other)
+            other.copy_(before)
+
+
+def _staging(index: Metadata, name: str, targets: dict[str, Tensor]) -> Tensor:
     from . import tensors as storage
 
     entry: Any = index.state_dict_metadata[name]
-    target = targets.get(name) if targets is not None else None
+    target = targets.get(name)
     if target is not None:
         # Sharded tensors are read in place: a model that is sharded for its size doesn't fit twice.
         in_place = sharded(target) is not None and entry.properties.dtype == target.dtype
         return target if in_place else torch.empty_like(target.detach())
-    if targets is not None and name.startswith("optimizer/"):
+    if name.startswith("optimizer/"):
         like = targets.get(f"module/{name.split('/', 2)[2].rpartition('/')[0]}")
         if like is not None and sharded(like) is not None and entry.size == like.shape:
             return torch.empty_like(like.detach(), dtype=entry.properties.dtype)

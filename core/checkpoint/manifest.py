@@ -11,6 +11,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from ..errors import CheckpointError
+from .parts import TENSORS
 from .sums import Sum, read_sum
 
 NAME = "manifest.json"
@@ -72,21 +73,29 @@ def read(directory: Path) -> dict[str, Any]:
             f"cannot read checkpoint {str(directory)!r}: it has no {NAME}; it is no checkpoint, or an incomplete one"
         )
     try:
-        values = json.loads(file.read_text(encoding="utf-8"))
+        values = json.loads(file.read_text(encoding="utf-8"), parse_constant=_no_constant)
         return _checked(values)
     except (OSError, ValueError, TypeError, RecursionError) as error:
         raise CheckpointError(f"cannot read checkpoint {str(directory)!r}: bad {NAME}: {error}") from error
 
 
 def check_files(directory: Path, values: dict[str, Any]) -> None:
-    """Raise `CheckpointError` naming each listed file that is missing or has another size."""
+    """Raise `CheckpointError` naming each listed file that is missing, has another size or lies elsewhere, and each
+    file among the tensors that is not listed."""
     wrong = []
+    root = directory.resolve()
     for name, entry in values["files"].items():
         file = directory / name
         if not file.is_file():
             wrong.append(f"{name} is missing")
+        elif not file.resolve().is_relative_to(root):
+            wrong.append(f"{name} is a link that leaves the directory, to {str(file.resolve())!r}")
         elif file.stat().st_size != entry["size"]:
             wrong.append(f"{name} has {file.stat().st_size} bytes instead of {entry['size']}")
+    shards = directory / TENSORS
+    for file in sorted(shards.iterdir()) if shards.is_dir() else ():
+        if f"{TENSORS}/{file.name}" not in values["files"]:
+            wrong.append(f"{TENSORS}/{file.name} is not in the manifest")
     if wrong:
         raise CheckpointError(f"cannot read checkpoint {str(directory)!r}: {'; '.join(wrong)}")
 
@@ -106,10 +115,16 @@ def _checked(values: Any) -> dict[str, Any]:
             raise ValueError(f"{key!r} is {values.get(key)!r}, expected an object")
     for name, entry in values["files"].items():
         _check_name(name)
-        if not isinstance(entry, dict) or type(entry.get("size")) is not int:
+        if not isinstance(entry, dict) or type(entry.get("size")) is not int or entry["size"] < 0:
             raise ValueError(f"file {name!r} has the entry {entry!r}, expected an object with its size")
+        if "crc32" in entry and type(entry["crc32"]) is not int:
+            raise ValueError(f"file {name!r} has the checksum {entry['crc32']!r}, expected an integer")
     values["metrics"] = {name: float(value) for name, value in values["metrics"].items()}
     return values
+
+
+def _no_constant(name: str) -> None:
+    raise ValueError(f"{name} is no number of JSON's")
 
 
 def _check_name(name: str) -> None:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import copy
 import sys
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from .checkpoint.parts import errors
 from .checkpoint.plain import check_plain
 from .data.window import sum_over_ranks
 from .errors import CheckpointError
@@ -24,6 +26,10 @@ if TYPE_CHECKING:
     from .plugins import Strategy
     from .run import Run
 
+_ELEMENTWISE = {
+    *("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "exp_inf", "momentum_buffer", "square_avg", "grad_avg", "acc_delta"),
+    *("sum", "prev", "step_size", "ax"),
+}
 OWN = "own_folder"  # instead of the state in a checkpoint's list of optimizers: the strategy's folder that holds it
 
 
@@ -77,12 +83,23 @@ def module_tensors(run: Run) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
 def restore(run: Run, state: TrainState, path: str | Path) -> None:
     """Put a state back that was read from ``path``; the module's tensors are there already. All ranks call it, before
     `on_fit_start`."""
+    with errors(f"cannot resume from checkpoint {str(path)!r}"), undone(run.trainer.callbacks, state.callbacks):
+        _restore(run, state, path)
+    trainer = run.trainer
+    if trainer.datamodule is not None:
+        trainer.datamodule.load_state_dict(state.datamodule)
+    call(run.hooks.on_load_checkpoint, state.user)
+    run.resumed = True
+
+
+def _restore(run: Run, state: TrainState, path: str | Path) -> None:
     engine, trainer = run.engine, run.trainer
     if len(state.schedulers) != len(engine.schedules):
         raise CheckpointError(
             f"the checkpoint holds {len(state.schedulers)} schedulers, configure_optimizers returned "
             f"{len(engine.schedules)}."
         )
+    _check_shapes(state)
     load_callbacks(trainer.callbacks, state.callbacks)  # first: one may have added groups to an optimizer
     load_optimizers(engine, state, path)
     for schedule, saved in zip(engine.schedules, state.schedulers, strict=True):
@@ -96,13 +113,36 @@ def restore(run: Run, state: TrainState, path: str | Path) -> None:
     if run.world.rank < len(state.host_noise):
         run.host_noise = state.host_noise[run.world.rank]
     restored = Progress.from_dict(state.progress)
-    for name in state.progress:
-        setattr(run.progress, name, getattr(restored, name))
+    for name in restored.to_dict():
+        if name in state.progress:
+            setattr(run.progress, name, getattr(restored, name))
     run.logged_at = run.progress.update
-    if trainer.datamodule is not None:
-        trainer.datamodule.load_state_dict(state.datamodule)
-    call(run.hooks.on_load_checkpoint, state.user)
-    run.resumed = True
+
+
+def _check_shapes(state: TrainState) -> None:
+    """What torch's optimizers keep for each element of a parameter has the parameter's shape."""
+    for optimizer in state.optimizers:
+        for name, values in optimizer["state"].items():
+            for key in _ELEMENTWISE & values.keys():
+                found, expected = getattr(values[key], "shape", None), getattr(state.module.get(name), "shape", None)
+                if found is not None and expected is not None and found != expected:
+                    raise CheckpointError(
+                        f"the optimizer state {key!r} of {name!r} has shape {tuple(found)}, and the parameter "
+                        f"{tuple(expected)}."
+                    )
+
+
+@contextmanager
+def undone(callbacks: list[Any], states: Mapping[str, Any]) -> Iterator[None]:
+    """Give callbacks that are about to load ``states`` their old state back if the block raises."""
+    before = [(one, copy.deepcopy(one.state_dict())) for one in callbacks if one.state_key in states]
+    try:
+        yield
+    except BaseException:
+        for callback, old in before:
+            with suppress(Exception):  # the error that is on its way is the one to be seen
+                callback.load_state_dict(old)
+        raise
 
 
 def _by_rank(value: int, world: World) -> list[int]:

@@ -315,8 +315,8 @@ class Runtime:
         """Read a checkpoint that any strategy wrote at any world size; returns the data given to `save`."""
         engine = self._engine()
         template = TrainState(module=engine.strategy.state_dict(engine.module))
-        state = directory.read(path, template)
-        capture.load_optimizers(engine, state, path)
+        with directory.reading(path, template) as state:
+            capture.load_optimizers(engine, state, path)
         if self._scaler is not None and state.scaler is not None:
             self._scaler.load_state_dict(state.scaler)
         return state.user

@@ -333,9 +333,9 @@ def same_on_all_ranks(group: Group) -> Callable[[str, Any], None]:
 def restore(run: Run, job: Job) -> None:
     """Read a checkpoint into the run: everything for a fit, weights for a validation."""
     assert job.ckpt_path is not None
-    state = directory.read(job.ckpt_path, capture.template(run), beside=job.stage == "fit")
-    if job.stage == "fit":
-        capture.restore(run, state, job.ckpt_path)
+    with directory.reading(job.ckpt_path, capture.template(run), beside=job.stage == "fit") as state:
+        if job.stage == "fit":
+            capture.restore(run, state, job.ckpt_path)
 
 
 # -------------------------------------------------------------------------------------------------------------- the end

@@ -124,9 +124,9 @@ class Job:
 
     def _make(self) -> None:
         made: dict[str, Any] = {}
-        order = self._filling.order()
+        order = self._filling.order(self.values)
         for key in order:
-            if self._filling.waits(key):
+            if self._filling.waits(key, self.values):
                 made[key] = self._one(key)
                 again = lambda key=key: self._one(key)  # noqa: E731
                 self._filling.of(key, made[key], again, stage_of(self.command), self.values)

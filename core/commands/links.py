@@ -94,78 +94,140 @@ def _plain(key: str) -> str:
 
 
 class Filling:
-    """The links of one command line: `static` ones first, those `of` a made object when there is one."""
+    """The links of one command line: `static` ones first, others `of` an object when it is made.
+
+    A link whose source is another's target follows it, in whatever order they were declared.
+    """
 
     def __init__(self, links: Iterable[Link], selection: Selection, known: set[str]) -> None:
         self.selection, self.known = selection, known
         self.links = list(links)
         self.filled: dict[str, Link] = {}
+        self._objects: dict[str, Any] = {}
+        self._again: Callable[[], Any] = lambda: None
+        self._second: Any = None
         for link in self.links:
             if link.target not in known:
                 raise ConfigurationError(f"{link}: there is no {link.target!r}.{nearest(link.target, known, '')}")
 
     def static(self, values: Any) -> None:
         """Fill what arguments say, but not what a flag or the environment has given."""
+        origins = self.selection.settings.origins
         given = {flag.key for flag in self.selection.flags}
+        given |= {key for key, found in origins.items() if found[-1].source.startswith(("--", "TRIVET_"))}
         self.links = [link for link in self.links if link.target not in given]
+        _refuse_circles(self.links)
+        self._settle(values)
         for link in list(self.links):
-            found = [values.get(source) for source in link.sources if source in self.known]
-            complete = len(found) == len(link.sources) and (link.when or None not in found)
-            if link.when != "instantiate" and complete:
-                self._fill(link, found, values)
-            elif link.when == "parse":
-                missing = next(source for source in link.sources if source not in self.known)
-                raise ConfigurationError(f"{link}: there is no {missing!r}.{nearest(missing, self.known, '')}")
-        for link in list(self.links):
-            head = link.sources[0].partition(".")[0]
-            if head in MADE and head in self.selection.targets:
+            for source in link.sources:
+                if source not in self.known and (link.when == "parse" or _head(source) not in MADE):
+                    raise ConfigurationError(f"{link}: there is no {source!r}.{nearest(source, self.known, '')}")
+            lacking = next((head for head in self._needs(link, values) if head not in self.selection.targets), None)
+            if lacking is None:
                 continue
             self.links.remove(link)
             if values.get(link.target) is None:
-                raise ConfigurationError(f"{link}: no {head} is selected. Add --{head}, or give --{link.target}.")
+                raise ConfigurationError(
+                    f"{link}: no {lacking} is selected. Add --{lacking} CLASS, or give --{link.target}."
+                )
 
-    def order(self) -> list[str]:
+    def order(self, values: Any) -> list[str]:
         """What is made first, so that its attributes can be read."""
-        pairs = {(link.sources[0].partition(".")[0], link.target.partition(".")[0]) for link in self.links}
+        pairs = {(head, _head(link.target)) for link in self.links for head in self._needs(link, values)}
+        for link in self.links:
+            if _head(link.target) in self._needs(link, values):
+                raise ConfigurationError(f"{link}: {_head(link.target)} would have to be made before it is made.")
         if ("data", "model") in pairs and ("model", "data") in pairs:
             raise ConfigurationError("links go from data to model and from model to data: neither can be made first.")
         return ["model", "data"] if ("model", "data") in pairs else ["data", "model"]
 
-    def waits(self, key: str) -> bool:
+    def waits(self, key: str, values: Any) -> bool:
         """Whether a link waits for this part to be made."""
-        return any(link.sources[0].partition(".")[0] == key for link in self.links)
+        return any(key in self._needs(link, values) for link in self.links)
 
     def of(self, key: str, made: Any, again: Callable[[], Any], stage: str, values: Any) -> None:
         """Fill what the attributes of a made object say; ``again`` makes a second one, to be set up."""
-        second: list[Any] = []
-        for link in [link for link in self.links if link.sources[0].partition(".")[0] == key]:
-            found = [_attribute(made, source, values) for source in link.sources]
+        self._objects[key] = made
+        if key == "data":
+            self._again = again
+        while link := next((link for link in self.links if self._is_due(link, values)), None):
+            found = [self._attribute(source, values) for source in link.sources]
             if all(source in self.known for source in link.sources):
                 self._fill(link, found, values)  # None as well: it is what the argument is
                 continue
-            if None in found and key == "data":
-                if not second:
-                    second.append(_set_up(again(), stage, link))
-                found = [_attribute(second[0], source, values) for source in link.sources]
+            if None in found and "data" in self._needs(link, values):
+                self._second = self._second or _set_up(self._again(), stage, link)
+                found = [self._attribute(source, values) for source in link.sources]
             if None in found:
                 source = link.sources[found.index(None)]
+                owner = type(self._objects.get(_head(source), made)).__name__
                 raise ConfigurationError(
-                    f"{link}: {type(made).__name__} has no {source.partition('.')[2]!r}"
-                    f"{', also after setup' if key == 'data' else ''}. Set it as an attribute, or give --{link.target}."
+                    f"{link}: {owner} has no {source.partition('.')[2]!r}"
+                    f"{', also after setup' if _head(source) == 'data' else ''}. Set it as an attribute, or give "
+                    f"--{link.target}."
                 )
             self._fill(link, found, values)
+
+    # --------------------------------------------------------------------------------------------------------- inside
+
+    def _settle(self, values: Any) -> None:
+        """Fill all that arguments say, as far as they are not to be filled themselves."""
+        while link := next((link for link in self.links if self._is_static(link, values)), None):
+            self._fill(link, [values.get(source) for source in link.sources], values)
+
+    def _is_static(self, link: Link, values: Any) -> bool:
+        if link.when == "instantiate" and any(_head(source) in MADE for source in link.sources):
+            return False
+        known = all(source in self.known for source in link.sources)
+        return known and not self._follows(link) and not self._needs(link, values)
+
+    def _is_due(self, link: Link, values: Any) -> bool:
+        return not self._follows(link) and self._needs(link, values) <= self._objects.keys()
+
+    def _follows(self, link: Link) -> bool:
+        """Whether another link fills what this one reads."""
+        return any(other.target in link.sources for other in self.links)
+
+    def _needs(self, link: Link, values: Any) -> set[str]:
+        """The objects whose attributes a link reads."""
+        if link.when == "parse":
+            return set()
+        others = {other.target for other in self.links}
+        return {
+            _head(source)
+            for source in link.sources
+            if _head(source) in MADE
+            and source not in others
+            and (link.when == "instantiate" or source not in self.known or values.get(source) is None)
+        }
+
+    def _attribute(self, source: str, values: Any) -> Any:
+        """A source that may be the object itself, its attribute, or an argument that it did not keep."""
+        objects = [self._objects.get(_head(source)), self._second if _head(source) == "data" else None]
+        for made in objects:
+            for name in source.split(".")[1:]:
+                made = getattr(made, name, None)
+            if made is not None:
+                return made
+        return values.get(source)
 
     def _fill(self, link: Link, found: Sequence[Any], values: Any) -> None:
         self.links.remove(link)
         self.filled[link.target] = link
         values[link.target] = link.value(found)
+        self._settle(values)
 
 
-def _attribute(made: Any, source: str, values: Any) -> Any:
-    """A source that may be the object itself, its attribute, or an argument that it did not keep."""
-    for name in source.split(".")[1:]:
-        made = getattr(made, name, None)
-    return values.get(source) if made is None else made
+def _refuse_circles(links: Iterable[Link]) -> None:
+    left = list(links)
+    while free := [link for link in left if not any(other.target in link.sources for other in left)]:
+        left = [link for link in left if link not in free]
+    if left:
+        raise ConfigurationError(f"{left[0]}: links go in a circle, over {', '.join(link.target for link in left)}.")
+
+
+def _head(key: str) -> str:
+    return key.partition(".")[0]
 
 
 def _set_up(data: DataModule, stage: str, link: Link) -> DataModule:

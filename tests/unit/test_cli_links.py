@@ -125,6 +125,42 @@ def test_a_link_is_above_files_and_below_flags(fits: list[Any], capsys: pytest.C
     assert "the link from data.batch_size to model.batch_size  <- rules" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("backwards", [False, True])
+def test_a_link_follows_the_one_that_fills_its_source(fits: list[Any], backwards: bool) -> None:
+    chains: dict[str, Any] = {
+        "data.num_classes": ("model.num_classes", lambda count: count * 2),
+        "model.num_classes": "model.batch_size",
+        "model.batch_size": "optimizer.lr",
+        "optimizer.lr": ("max_steps", int),
+    }
+    links = dict(reversed(chains.items())) if backwards else chains
+    fit("--optimizer", "SGD", links=links)
+    trainer, module, _ = fits[0]
+    assert (module.num_classes, module.batch_size, trainer.max_steps) == (6, 6, 6)
+    fit("--optimizer", "SGD", "--model.batch_size", "5", links=links)
+    trainer, module, _ = fits[1]
+    assert (module.num_classes, module.batch_size, trainer.max_steps) == (6, 5, 5)
+
+
+def test_a_link_from_two_objects(fits: list[Any]) -> None:
+    class Wide(Net):
+        def __init__(self, num_classes: int = 1) -> None:
+            super().__init__(num_classes)
+            self.width = 100  # as data has one
+
+    sources = [("data.width", "model.width"), ("model.width", "data.width"), ("model.width", "data.num_classes")]
+    for two, expected in zip(sources, (116, 116, 103), strict=True):
+        fit(model=Wide, links={two: ("max_steps", lambda a, b: a + b)})
+        assert fits[-1][0].max_steps == expected
+
+
+def test_a_target_in_a_mapping_of_the_command_line(fits: list[Any]) -> None:
+    model = f"{{class_path: {__name__}.Net, init_args: {{num_classes: 9}}}}"
+    fit("--model", model, model=None, links=COMPUTED)
+    assert fits[0][1].num_classes == 9
+    assert Data.calls == []  # nobody asks
+
+
 def test_links_of_files_and_of_the_module_class(fits: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
     fit(model=Declaring)
     assert fits[0][1].num_classes == 3
@@ -156,6 +192,12 @@ def test_links_that_cannot_be(capsys: pytest.CaptureFixture[str]) -> None:
     assert "Data has no 'nothing', also after setup. Set it as an attribute, or give --model.num_classes." in said
     assert "no data is selected" in refused(capsys, data=None, links=COMPUTED)
     assert "links" in refused(capsys, links={"num_classes": "model.num_classes"})
+    circle: dict[str, Any] = {"model.batch_size": "data.batch_size", "data.batch_size": "model.batch_size"}
+    assert "links go in a circle" in refused(capsys, "--model.num_classes", "1", links=circle | COMPUTED)
+    assert "model would have to be made before" in refused(capsys, links={"model.depth": "model.num_classes"})
+    assert "there is no 'optimizer.l'" in refused(
+        capsys, "--model.num_classes", "1", "--optimizer", "SGD", links={"optimizer.l": "max_steps"}
+    )
 
 
 def test_several_processes_of_an_environment(

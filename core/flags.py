@@ -20,6 +20,7 @@ from .plugins import Clip
 from .run import Limits
 
 if TYPE_CHECKING:
+    from .launch.world import World
     from .module import Module
 
 # What ``logger`` and ``callbacks`` may be: objects, names of installed plugins, or mappings of a name and options.
@@ -173,6 +174,36 @@ def check_accumulation(accumulate: int, global_batch_size: int | None) -> None:
             f"global_batch_size={global_batch_size} and accumulate_grad_batches={accumulate} were both given; the "
             "first replaces the second. Give one of them."
         )
+
+
+def check_going_on(resume: Any, max_restarts: Any, min_devices: Any, world: World | None) -> None:
+    """``resume``, ``max_restarts`` and ``min_devices``, as far as they do not depend on the devices."""
+    check_resume(resume, None)
+    if type(max_restarts) is not int or max_restarts < 0:
+        raise ConfigurationError(f"max_restarts={max_restarts!r}: expected a whole number from 0 up.")
+    if min_devices is not None and (type(min_devices) is not int or min_devices < 1):
+        raise ConfigurationError(f"min_devices={min_devices!r}: expected a whole number from 1 up, or None.")
+    given = f"max_restarts={max_restarts}" if max_restarts else f"min_devices={min_devices}" if min_devices else ""
+    if world is not None and given:
+        remedy = " Give torchrun --max-restarts N, and --nnodes MIN:MAX." if world.source == "torchrun" else ""
+        raise ConfigurationError(
+            f"{given}: {world.source} started the processes, so it has to start them again; Trivet then goes on from "
+            f"the newest checkpoint.{remedy}"
+        )
+
+
+def check_min_devices(min_devices: int | None, devices: int) -> None:
+    if min_devices is not None and min_devices > devices:
+        raise ConfigurationError(f"min_devices={min_devices} is more than devices={devices}.")
+
+
+def check_resume(resume: Any, ckpt_path: Any) -> str | None:
+    check_choice("resume", resume, (None, "auto"))
+    if resume is not None and ckpt_path is not None:
+        raise ConfigurationError(
+            f"resume={resume!r} and ckpt_path={str(ckpt_path)!r} both say where to go on from. Give one of them."
+        )
+    return None if resume is None else str(resume)
 
 
 def check_choice(name: str, value: Any, allowed: tuple[Any, ...]) -> None:

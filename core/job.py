@@ -27,6 +27,9 @@ class Job:
     dataloaders: Any = None  # of the others
     datamodule: DataModule | None = None
     ckpt_path: str | None = None
+    resume: str | None = None
+    settled: bool = False  # whether the process that launches has decided where it begins,
+    noted: bool = False  # and has noted that in the directory of the run
     seed: int = 0
     return_predictions: bool = False
 

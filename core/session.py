@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from . import capture, evaluation, loaders, loop, predictions, profilers
+from . import capture, evaluation, loaders, loop, predictions, profilers, resume
 from .callbacks.callback import Callback
 from .capabilities import Resolved, recheck
 from .checkpoint import directory
@@ -31,7 +31,10 @@ from .launch.signals import Stop
 from .launch.world import World
 from .module import Module
 from .predictions import keeps_predictions
+from .resume import Beginning
 from .run import Limits, Run
+from .state import Progress
+from .supervise import Supervisor
 from .switches import Switches
 
 if TYPE_CHECKING:
@@ -52,21 +55,57 @@ GIVEN = (
 
 
 def launch(trainer: Trainer, job: Job, resolved: Resolved) -> None:
-    """Start workers, wait for them, and take over what rank 0 left."""
-    with tempfile.TemporaryDirectory(prefix="trivet-result-") as name:
-        given = {field: getattr(job, field) for field in GIVEN}  # by the names that the user knows
-        nothing: Any = dict.fromkeys(GIVEN)
-        parts = {"trainer": trainer, **given, "job": replace(job, **nothing)}
-        assert resolved.launcher is not None
-        resolved.launcher.plugin.launch("trivet.session:work", parts, resolved.plan, run_dir=Path(name))
+    """Start workers, again where that was asked for, wait for them, and take over what rank 0 left."""
+    with ExitStack() as leaving:
+        beginning = resume.begin(trainer, job, leaving)
+        job = begun(trainer, job, beginning)
+        supervised = job.stage == "fit" and bool(trainer.max_restarts or trainer.min_devices)
+        job.settled, job.noted = True, supervised or bool(job.resume)  # workers that note would hold what we hold
+        if job.noted:
+            beginning.note(trainer, leaving)
+        if beginning.ended:
+            take_ended(trainer, job)
+            return
+        name = leaving.enter_context(tempfile.TemporaryDirectory(prefix="trivet-result-"))
+        if supervised:
+            Supervisor(trainer, job, beginning).run(resolved, partial(start, trainer, Path(name)))
+        else:
+            start(trainer, Path(name), job, resolved)
         result = torch.load(Path(name) / "result.pt", weights_only=False)  # written by our own workers
         if result["weights"] is not None:
             take_weights(job.module, result, Path(name), resolved)
+        trainer.progress = result["progress"]
+        if job.noted:
+            beginning.end(trainer)
     capture.load_callbacks(trainer.callbacks, result["callbacks"])
-    trainer.progress = result["progress"]
     trainer.logged_metrics = result["logged_metrics"]
     trainer.final_metrics = result["metrics"]
     trainer.predictions = result["predictions"]
+
+
+def start(trainer: Trainer, run_dir: Path, job: Job, resolved: Resolved) -> None:
+    """Start workers once, and wait for them."""
+    given = {field: getattr(job, field) for field in GIVEN}  # by the names that the user knows
+    nothing: Any = dict.fromkeys(GIVEN)
+    parts = {"trainer": trainer, **given, "job": replace(job, **nothing)}
+    assert resolved.launcher is not None
+    resolved.launcher.plugin.launch("trivet.session:work", parts, resolved.plan, run_dir=run_dir)
+
+
+def begun(trainer: Trainer, job: Job, beginning: Beginning) -> Job:
+    """The job with the checkpoint that was decided on."""
+    trainer.continues = beginning.continues
+    if job.stage == "fit" and beginning.path is not None and not beginning.continues:
+        trainer.resumed_from = str(Path(beginning.path).absolute())
+    return replace(job, ckpt_path=beginning.path)
+
+
+def take_ended(trainer: Trainer, job: Job) -> None:
+    """Of a run that has ended before: its weights and how far it came."""
+    assert job.ckpt_path is not None
+    trainer.progress = Progress.from_dict(directory.manifest(job.ckpt_path)["progress"])
+    if trainer.return_weights:
+        resume.take(job.module, job.ckpt_path)
 
 
 def work(parts: Mapping[str, Any], world: World, out_dir: Path) -> None:
@@ -149,6 +188,8 @@ def run(trainer: Trainer, job: Job, resolved: Resolved, world: World, out_dir: P
         leaving.callback(lambda: teardown(job, hooks))
         try:
             group = Group.open(world, plan.backend if world.world_size > 1 else None, device)
+            beginning = Beginning(job.ckpt_path) if job.settled else resume.follow(trainer, job, group, leaving)
+            job = job if job.settled else begun(trainer, job, beginning)
             if profiler is not None:
                 leaving.callback(profiler.teardown)
                 leaving.callback(profiler.describe)
@@ -165,13 +206,16 @@ def run(trainer: Trainer, job: Job, resolved: Resolved, world: World, out_dir: P
                 trainer.attach(running)
                 if job.ckpt_path is not None:
                     restore(running, job)
-                if job.stage == "fit":
+                if job.stage == "fit" and not beginning.ended:
                     if trainer.enable_checkpointing:
                         capture.check(running)
+                    if world.rank == 0 and trainer.checkpoint_callbacks and not job.noted:
+                        beginning.note(trainer, leaving)
                     start_logging(running)
                     loop.fit(running)
                     running.background.settle()
-                else:
+                    beginning.end(trainer)
+                elif job.stage != "fit":
                     evaluation.evaluate(running, loaders.KINDS[job.stage])
                     if job.return_predictions:
                         trainer.predictions = predictions.collect(running)

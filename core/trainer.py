@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
@@ -92,6 +92,11 @@ class Trainer(View):
         default_root_dir: where runs are written; ``trivet_runs`` in the current directory by default.
         compile: compile the module's steps with `torch.compile`; a mapping holds options for it.
         return_weights: whether the caller's module holds the trained weights after a launched `fit`.
+        resume: ``"auto"``: a `fit` goes on from the newest complete checkpoint of the newest run that trained the same
+            thing here, in its directory, or begins afresh: the same command may be given until it ends.
+        max_restarts: how often a `fit` starts its processes again when one of them fails, from the newest checkpoint.
+        min_devices: go on with fewer devices, down to this number, when a process is lost for good; an update keeps its
+            samples.
     """
 
     @known_arguments
@@ -142,6 +147,9 @@ class Trainer(View):
         default_root_dir: str | Path | None = None,
         compile: bool | Mapping[str, Any] = False,
         return_weights: bool = True,
+        resume: str | None = None,
+        max_restarts: int = 0,
+        min_devices: int | None = None,
     ) -> None:
         g = settle({name: value for name, value in locals().items() if name != "self"})
         self.limits, self.val_fraction = flags.limits(**{name: g[name] for name in flags.LIMITS})
@@ -175,7 +183,13 @@ class Trainer(View):
             "deterministic": bool(g["deterministic"]),
             "returns_weights": return_weights,
         }
-        self.resolve(None, environments.detect())
+        self.resume, self.max_restarts, self.min_devices = resume, max_restarts, min_devices
+        world = environments.detect()
+        flags.check_going_on(resume, max_restarts, min_devices, world)
+        if world is None and (max_restarts or min_devices is not None) and g["launcher"] == "auto":
+            self._request["launcher"] = "trivet:local"  # also of a single process, which nobody else starts again
+        resolved = self.resolve(None, world)
+        flags.check_min_devices(min_devices, resolved.plan.devices)
         self.enable_progress_bar, self.enable_checkpointing = g["enable_progress_bar"], g["enable_checkpointing"]
         self.loggers = flags.make_loggers(g["logger"], self.default_root_dir)
         self.callbacks = flags.make_callbacks(
@@ -188,7 +202,8 @@ class Trainer(View):
         self.config: dict[str, Any] = {}  # the command line's, where there was one
 
         self.progress = Progress()
-        self.resumed_from: str | None = None  # the checkpoint that a fit goes on from
+        self.resumed_from: str | None = None  # the checkpoint that a fit was told to go on from
+        self.continues = False  # whether a fit goes on in the directory of an earlier run
         self.world = World()
         self.datamodule: DataModule | None = None
         self.should_stop = self.validation_due = False
@@ -211,6 +226,7 @@ class Trainer(View):
         val_dataloaders: Any = None,
         datamodule: DataModule | None = None,
         ckpt_path: str | Path | None = None,
+        resume: str | None = None,
     ) -> None:
         """Train; returns when training has ended, with the trained weights in ``module``.
 
@@ -223,9 +239,13 @@ class Trainer(View):
             train_dataloaders: a DataLoader or another iterable of batches; or a method of the module or ``datamodule``.
             val_dataloaders: one or a list of them.
             datamodule: gives the loaders instead.
-            ckpt_path: a checkpoint to go on from: a path, ``"last"`` or ``"best"`` of the Checkpoint callback.
+            ckpt_path: a checkpoint to go on from: a path, ``"last"`` or ``"best"`` of the Checkpoint callback; where
+                this Trainer has saved none, of the newest run in its ``default_root_dir`` that did.
+            resume: ``"auto"``, as the Trainer's.
         """
-        job = Job("fit", module, train_dataloaders, val_dataloaders, None, datamodule, self._checkpoint(ckpt_path))
+        resume = flags.check_resume(self.resume if resume is None else resume, ckpt_path)
+        path = self._checkpoint(ckpt_path)
+        job = Job("fit", module, train_dataloaders, val_dataloaders, None, datamodule, path, resume)
         start = self._ready(job)
         start()
 
@@ -362,6 +382,12 @@ class Trainer(View):
         request = self._request | ({"launcher": "auto"} if launched else {})
         return resolve(world=world, manual=manual, **request)
 
+    def use_devices(self, devices: int | Sequence[int], accumulate: int) -> None:
+        """What `resolve` goes by from now on: other devices, for the same samples in an update."""
+        self._request["devices"] = devices if isinstance(devices, int) else list(devices)
+        if self.global_batch_size is None:
+            self.accumulate_grad_batches = self._request["accumulate"] = accumulate
+
     def begin(self, world: World, job: Job) -> None:
         """A job starts in this process."""
         self.world, self.datamodule, self._started = world, job.datamodule, time.monotonic()
@@ -397,9 +423,7 @@ class Trainer(View):
             return None if path is None else str(path)
         callback = self.checkpoint_callback
         found = callback and (callback.last_model_path if path == "last" else callback.best_model_path)
-        if not found:
-            raise ConfigurationError(f"ckpt_path={path!r}: no Checkpoint callback of this Trainer has saved one yet.")
-        return str(found)
+        return str(found or path)  # else it is looked for, once, where the job begins
 
     def _ready(self, job: Job) -> Callable[[], Any]:
         """What is left to call when everything is checked: it runs the job here, or in processes that it starts."""
@@ -412,7 +436,7 @@ class Trainer(View):
         if job.stage == "fit":
             flags.warn_of_no_limit(self.limits)
         self.should_stop, self._module, self.predictions = False, job.module, None
-        self.resumed_from = str(Path(job.ckpt_path).absolute()) if job.stage == "fit" and job.ckpt_path else None
+        self.resumed_from, self.continues = None, False
         self.callbacks = flags.with_those_of(job.module, self.callbacks)
         if self.enable_progress_bar and (world is None or world.rank == 0):
             print(resolved.plan.banner(), file=sys.stderr, flush=True)

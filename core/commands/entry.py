@@ -133,7 +133,7 @@ def run(argv: Sequence[str], *, prog: str, script: Script | None = None) -> tupl
         _complain(f"{prog} {command}", "interrupted")
         return 130, None
     except Terminated as error:  # said already, with the checkpoint
-        return int(error.code), None
+        return 128 + error.signal, None
 
 
 def _passes_user_code(error: BaseException) -> bool:

@@ -20,7 +20,8 @@ CONFIG = "config.yaml"
 class SaveConfig(Callback):
     """Writes the whole configuration of a command into the directory of its run, before anything else is there.
 
-    A run that goes on in the directory of another finds a file there: it writes ``config-2.yaml``.
+    A run that goes on in the directory of another finds a file there: it writes ``config-2.yaml``. One that goes on
+    with itself writes only what has changed.
     """
 
     def __init__(self, text: str) -> None:
@@ -28,7 +29,10 @@ class SaveConfig(Callback):
 
     def setup(self, trainer: Trainer, module: Module, stage: str) -> None:
         if trainer.is_global_zero and not trainer.fast_dev_run and (trainer.loggers or trainer.enable_checkpointing):
-            write_new(Path(trainer.log_dir) / CONFIG, self.text)
+            path = Path(trainer.log_dir) / CONFIG
+            known = path.parent.glob(f"{path.stem}*{path.suffix}") if trainer.continues else ()
+            if not any(one.read_text(encoding="utf-8") == self.text for one in known):
+                write_new(path, self.text)
 
 
 def write_new(path: Path, text: str) -> Path:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -93,6 +94,9 @@ class CSVLogger(FileLogger):
                 raw.seek(-1, os.SEEK_END)
                 if raw.read(1) != b"\n":  # the last row was torn by a crash: ours must not be glued to it
                     raw.write(b"\r\n")
+            if self._goes_on_at is not None:
+                self._rewrite(self._columns, until=self._goes_on_at)
+                self._goes_on_at = None
         self._file = path.open("a", buffering=1, newline="")
         if not self._columns:
             self._columns = ["epoch", "step"]
@@ -107,12 +111,23 @@ class CSVLogger(FileLogger):
         assert self._file is not None
         self._file.close()
         self._columns = [*self._columns, *new]
+        self._rewrite(self._columns)
+        path = Path(self.log_dir, METRICS)
+        self._file = path.open("a", buffering=1, newline="")
+
+    def _rewrite(self, columns: list[str], until: int | None = None) -> None:
+        """Copy the rows, those of later updates than ``until`` left out, below a header that may be longer."""
         path = Path(self.log_dir, METRICS)
         temporary = path.with_name(f".{METRICS}.{os.getpid()}")
-        with path.open(newline="") as old, temporary.open("w", newline="") as longer:
-            rows, writer = csv.reader(old), csv.writer(longer)
-            next(rows, None)
-            writer.writerow(self._columns)
-            writer.writerows([*row, *[""] * (len(self._columns) - len(row))] for row in rows)
+        with path.open(newline="") as old, temporary.open("w", newline="") as copy:
+            rows, writer = csv.reader(old), csv.writer(copy)
+            header = next(rows, [])
+            step = header.index("step") if "step" in header else 0
+            writer.writerow(columns)
+            kept = (row for row in rows if until is None or (row[step:] and _number(row[step]) <= until))
+            writer.writerows([*row, *[""] * (len(columns) - len(row))] for row in kept)
         temporary.replace(path)
-        self._file = path.open("a", buffering=1, newline="")
+
+
+def _number(text: str) -> float:
+    return float(text) if text.isdecimal() else math.inf  # of a row that was torn

@@ -30,6 +30,16 @@ class Logger(ABC):
         """Which run of the experiment this is."""
         return None
 
+    def earlier(self) -> list[int | str] | None:
+        """The versions that there are already, oldest first. None where a version was given, or there are none: then
+        every run writes to the same place."""
+        return None
+
+    def go_on(self, version: int | str | None, step: int | None) -> None:
+        """This run goes on as ``version``, where there are several, from a checkpoint of update ``step``: what was
+        logged of later updates is logged again. Called before anything is logged, by the process that launches too."""
+        return
+
     @property
     def log_dir(self) -> str | None:
         """The directory of this run's files, or None for a logger that writes none. Asking may create it."""

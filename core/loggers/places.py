@@ -18,6 +18,18 @@ class FileLogger(Logger):
     save_dir: str
     _name: str
     _version: int | str | None
+    _claimed = False  # whether the version is one that was free
+    _goes_on_at: int | None = None  # the update of the checkpoint that a run goes on from in its own directory
+
+    def earlier(self) -> list[int | str] | None:
+        """The numbers of the versions that there are, None where one was given."""
+        return list(versions(Path(self.root_dir))) if self._version is None or self._claimed else None
+
+    def go_on(self, version: int | str | None, step: int | None) -> None:
+        """Append to a version of this logger's own."""
+        self._goes_on_at = step
+        if version is not None:
+            self._version, self._claimed = version, True
 
     @property
     def name(self) -> str:
@@ -27,7 +39,7 @@ class FileLogger(Logger):
     def version(self) -> int | str:
         """The version; where none was given, the next free one is claimed by creating its directory."""
         if self._version is None:
-            self._version = claim_version(Path(self.root_dir))
+            self._version, self._claimed = claim_version(Path(self.root_dir)), True
         return self._version
 
     @property
@@ -40,11 +52,16 @@ class FileLogger(Logger):
         return str(version_dir(Path(self.root_dir), self.version))
 
 
+def versions(root: Path) -> list[int]:
+    """The numbers of the ``version_N`` that there are, in order."""
+    taken = [path.name.removeprefix("version_") for path in root.glob("version_*")]
+    return sorted(int(number) for number in taken if number.isdecimal())
+
+
 def claim_version(root: Path) -> int:
     """Create and return the first free ``version_N``. Creating decides, so two runs that start together differ."""
     root.mkdir(parents=True, exist_ok=True)
-    taken = [path.name.removeprefix("version_") for path in root.glob("version_*")]
-    version = max((int(number) for number in taken if number.isdecimal()), default=-1) + 1
+    version = max(versions(root), default=-1) + 1
     while True:
         try:
             (root / f"version_{version}").mkdir()

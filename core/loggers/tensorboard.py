@@ -72,7 +72,8 @@ class TensorBoardLogger(FileLogger):
         if self._writer is None:
             from torch.utils.tensorboard import SummaryWriter
 
-            self._writer = SummaryWriter(self.log_dir, **self.options)
+            purged = {} if self._goes_on_at is None else {"purge_step": self._goes_on_at + 1}
+            self._writer = SummaryWriter(self.log_dir, **{**purged, **self.options})
         return self._writer
 
     def log_metrics(self, metrics: Mapping[str, float], step: int) -> None:

@@ -90,6 +90,8 @@ def read_state(directory: Path, manifest: dict[str, Any]) -> dict[str, Any]:
     """``state.pt``, with each field of the type that it has in a `TrainState`."""
     from ..state import TrainState
 
+    if not (directory / STATE).is_file():
+        raise CheckpointError(f"{STATE} is missing")
     data = (directory / STATE).read_bytes()
     check_sum(directory, manifest, STATE, data)
     plain = load_plain(data, STATE)

@@ -8,6 +8,7 @@ allocated or read.
 from __future__ import annotations
 
 import pickle
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
@@ -149,13 +150,16 @@ def _overlap(chunks: list[Chunk]) -> bool:
 
 
 def _check_files(index: Mapping[str, Entry], files: Mapping[str, Mapping[str, int]]) -> None:
-    used = {chunk.file for entry in index.values() for chunk in entry.chunks}
+    held: Counter[str] = Counter()
+    for entry in index.values():
+        for chunk in entry.chunks:
+            held[chunk.file] += chunk.length
     there = {name.removeprefix(f"{FOLDER}/"): e["size"] for name, e in files.items() if name.startswith(f"{FOLDER}/")}
-    if odd := sorted(name for name, size in there.items() if size and name not in used | {FILE}):
+    if odd := sorted(name for name, size in there.items() if size and name not in {*held, FILE}):
         raise CheckpointError(f"its tensor index knows nothing of the file {odd[0]!r}, which the manifest lists")
-    total = sum(entry.size for entry in index.values())
-    if total > sum(there.values()):
-        raise CheckpointError(f"its tensor index lists {total} bytes of tensors, more than its files hold")
+    for file, length in held.items():
+        if length > there[file]:  # a byte that belongs to a thousand tensors would need a thousand times the memory
+            raise CheckpointError(f"its tensor index wants {length} bytes of {file!r}, which has {there[file]}")
 
 
 # ---------------------------------------------------------------------------------------------------------- unpickling

@@ -9,6 +9,10 @@ from typing import Any
 
 import jsonargparse
 
+_WORD = r"(?:int|float|str|bool|null|Any|any|Path|timedelta|dict|list|tuple|Mapping|Literal|Optional"
+_WORD += r"|PathLike|Tensor|Profiler)"
+_PLAIN = rf"{_WORD}(?:\[[^()]*?\])?(?: \| {_WORD}(?:\[[^()]*?\])?)*"
+
 # In an expanded help text: what is cut out or put more shortly.
 _SHORTER = (
     (re.compile(r", known subclasses: [^)]*"), ""),
@@ -20,10 +24,14 @@ _SHORTER = (
     (re.compile(r"``([^`]*)``"), r"\1"),
     (re.compile(r":\w+:`([^`<]*)[^`]*`"), r"\1"),
     (re.compile(r" ?\(default: [^()]*(?:\([^()]*\))?\)(?=.*\(type:)"), ""),  # a docstring's own, beside the real one
-    (re.compile(r"type: str \| null, default: "), "default: "),
-    (re.compile(r", default: null\)"), ", by default none)"),
-    (re.compile(r" ?\(default: (null|False)\)$"), ""),
+    (re.compile(rf"(\(|, )type: {_PLAIN}(?:, |(?=\)))"), r"\1"),  # the placeholder says that
+    (re.compile(r",? ?\bdefault: (null|False)?\)$"), ")"),
+    (re.compile(r" Default: [^ ]+\.?(?= \(default: )"), ""),  # a docstring's own
+    (re.compile(r"\bdefault: True\)$"), "default: true)"),
+    (re.compile(r", \)$"), ")"),
+    (re.compile(r" ?\(\)$"), ""),
 )
+_PLACEHOLDERS = {"int": "INT", "float": "NUMBER", "bool": "BOOL"}
 
 
 class HelpFormatter(jsonargparse.DefaultHelpFormatter):
@@ -35,8 +43,15 @@ class HelpFormatter(jsonargparse.DefaultHelpFormatter):
         if not any(flag.endswith(".help") for flag in action.option_strings):
             super().add_argument(action)
 
+    def _get_default_metavar_for_optional(self, action: Action) -> str:
+        kinds = [kind for kind in (self._get_type_str(action) or "").split(" | ") if kind != "null"]
+        if kinds and all(kind in _PLACEHOLDERS for kind in kinds):
+            names = [_PLACEHOLDERS[kind] for kind in kinds]
+            return "NUMBER" if names == ["INT", "NUMBER"] else "|".join(names)
+        return str(super()._get_default_metavar_for_optional(action))
+
     def _format_action_invocation(self, action: Action) -> str:
-        text: str = super()._format_action_invocation(action)
+        text: str = re.sub(r", --\S+\+ .*", "", super()._format_action_invocation(action))  # --devices+ and its like
         for long, short in self.typed.items():
             text = text.replace(long, short)
         return re.sub(r" (?=[A-Z_]{16,}$)\S+", " VALUE", text)

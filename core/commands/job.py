@@ -226,8 +226,8 @@ class Job:
     def predict(self) -> None:
         from ..callbacks.prediction_writer import PredictionWriter
 
-        output = None if self.values.get("output") is None else Path(self.values["output"])
-        streams = output is not None and output.suffix != ".pt"
+        given = self.values.get("output")
+        output, streams = (None, False) if given is None else outcome.check_output(given)
         if output is not None and streams:
             if self.trainer.is_global_zero:
                 outcome.clear_output(output)

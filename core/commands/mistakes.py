@@ -53,6 +53,8 @@ def _unknown(selection: Selection, key: str, known: set[str], shown: str, dashes
         prefix = f"{shown.partition('__')[0]}__"
         found = re.sub(r"--(\S+)\?", lambda match: prefix + match[1].replace(".", "__").upper() + "?", found)
     head = key.split(".")[0]
+    if key == "output":
+        return f"{shown} belongs to `trivet predict`; other commands write below --default_root_dir."
     if not found and head in ("model", "data", "optimizer", "lr_scheduler") and head not in selection.targets:
         return f"{shown} is an option of a {head}, but none is selected. Add --{head} CLASS."
     return f"{shown} is not known.{found or ' --help lists all.'}"

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from ..trainer import Trainer
 
 CONFIG = "config.yaml"
+FILES = (".bin", ".ckpt", ".csv", ".h5", ".json", ".npy", ".npz", ".parquet", ".pickle", ".pkl", ".pth", ".txt")
 
 
 class SaveConfig(Callback):
@@ -53,10 +54,20 @@ def write_new(path: Path, text: str) -> Path:
 # --------------------------------------------------------------------------------------------------------- predictions
 
 
+def check_output(given: str) -> tuple[Path, bool]:
+    """The path for predictions, and whether it is a directory. Raises ConfigurationError before it is needed."""
+    path = Path(given)
+    streams = path.suffix != ".pt" or given.endswith("/") or path.is_dir()
+    if streams and (path.is_file() or path.suffix in FILES):
+        what = "is a file" if path.is_file() else "ends like a file"
+        raise ConfigurationError(f"--output {given!r} {what}. Name one that ends in .pt, or a directory.")
+    if (above := next((folder for folder in path.parents if folder.exists()), None)) and not above.is_dir():
+        raise ConfigurationError(f"--output {given!r}: {str(above)!r} is a file, and no directory.")
+    return path, streams
+
+
 def clear_output(path: Path) -> None:
     """Make room for predictions: those of an earlier command in this directory must not be read among the new ones."""
-    if path.is_file():
-        raise ConfigurationError(f"--output {str(path)!r} is a file. Name one that ends in .pt, or a directory.")
     for old in path.glob("[0-9][0-9][0-9]-*.pt"):
         old.unlink()
 

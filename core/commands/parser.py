@@ -92,7 +92,9 @@ def _add_own(parser: jsonargparse.ArgumentParser, command: str) -> None:
         )
     else:
         parser.add_argument("--explain", metavar="KEY", help="say who set a value, or without KEY all, and end")
-    parser.add_argument("--ckpt_path", type=str | None, help=CKPT.get(command, "the checkpoint whose weights are used"))
+    parser.add_argument(
+        "--ckpt_path", type=str | None, metavar="PATH", help=CKPT.get(command, "the checkpoint whose weights are used")
+    )
     parser.add_argument(
         "--ckpt_hparams",
         type=bool,
@@ -110,8 +112,9 @@ def _add_own(parser: jsonargparse.ArgumentParser, command: str) -> None:
             "--output",
             type=str | None,
             metavar="PATH",
-            help="where predictions go: a file NAME.pt, or a directory, into which each batch is written as soon as it "
-            "is there; by default predictions.pt in the directory of the run",
+            help="where predictions are written: NAME.pt is one file with all of them; any other path is a directory "
+            "with a file for each batch, written as soon as it is predicted. What an earlier command wrote there is "
+            "replaced. By default predictions.pt in the directory of the run",
         )
 
 

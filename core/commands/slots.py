@@ -61,7 +61,11 @@ class Slot:
 
 
 CLASSES = (
-    Slot("model", base="trivet.module.Module", help="the import path of a trivet.Module, found from here, too"),
+    Slot(
+        "model",
+        base="trivet.module.Module",
+        help="the import path of a trivet.Module; modules of the current directory are found",
+    ),
     Slot("data", base="trivet.data.datamodule.DataModule", help="the import path of a trivet.DataModule"),
     Slot(
         "optimizer",

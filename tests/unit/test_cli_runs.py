@@ -172,3 +172,8 @@ def test_predict_streams_into_a_directory(folder: Path, capsys: pytest.CaptureFi
     (folder / "plain").write_text("")
     assert entry.run(["predict", *FLAGS, "--model", f"{__name__}.Net", "--output", "plain"], prog="trivet")[0] == 2
     assert "--output 'plain' is a file." in capsys.readouterr().err
+    for path, said in {"a.csv": "'a.csv' ends like a file. Name one", "plain/a.pt": "'plain' is a file, and"}.items():
+        assert entry.run(["predict", *FLAGS, "--model", f"{__name__}.Net", "--output", path], prog="trivet")[0] == 2
+        assert said in capsys.readouterr().err
+    assert entry.run(["fit", *FLAGS, "--model", f"{__name__}.Net", "--output", "x"], prog="trivet")[0] == 2
+    assert "--output belongs to `trivet predict`" in capsys.readouterr().err

@@ -7,10 +7,11 @@ import json
 import math
 import os
 import re
-import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
@@ -18,8 +19,10 @@ from ..checkpoint.agree import agreed
 from ..checkpoint.retention import Retention
 from ..errors import STOPS, CheckpointError, ConfigurationError, Terminated
 from .callback import Callback
+from .due import Due
 
 if TYPE_CHECKING:
+    from ..checkpoint.background import Pending
     from ..module import Module
     from ..trainer import Trainer
 
@@ -36,6 +39,15 @@ class _Save:
     path: str
     score: float | None
     metrics: dict[str, float]
+
+
+@dataclass(frozen=True)
+class _Flying:
+    """A save behind the training, and the boundary whose weights it holds."""
+
+    pending: Pending
+    save: _Save
+    boundary: int
 
 
 class Checkpoint(Callback):
@@ -57,6 +69,8 @@ class Checkpoint(Callback):
         save_top_k: how many to keep; -1 keeps all, 0 none.
         save_last: always save, keep the newest too, and name it in the file ``last.json`` of ``dirpath``: a small file
             that is replaced as a whole, since links are not to be had on every file system.
+        every: one interval with a unit: ``"100 updates"``, ``"0.5 epochs"``, ``"10 min"``, a timedelta; instead of the
+            next three.
         every_n_updates: save whenever the number of applied updates is a multiple of it.
         every_n_epochs: save at the end of each n-th epoch; 1 where no other interval is given, 0 for never.
         every_n_minutes: save after so many minutes by the clock of rank 0. On several processes the ranks
@@ -67,7 +81,12 @@ class Checkpoint(Callback):
             Whatever it says, the trainer's first Checkpoint saves where a signal such as SIGTERM ends training; that
             checkpoint stays until the next one is complete.
         on_save_error: ``"raise"`` ends training when a checkpoint cannot be written, ``"warn"`` goes on. Either way the
-            attributes below still name the last complete one.
+            attributes below still name the last complete one. A directory that cannot be written is found out before
+            the first update.
+        save_async: training stands still only while its state is copied, and goes on while a thread writes it. One save
+            is in flight at a time, and the next waits for it; a failure is raised (or warned of) there, or where
+            training ends, which waits too. It takes memory of the host for one more copy of the state. The attributes
+            below name a checkpoint from the first update on at which it is complete.
 
     Attributes:
         best_model_path: path of the best checkpoint, without ``monitor`` of the newest; ``""`` before the first.
@@ -88,12 +107,14 @@ class Checkpoint(Callback):
         mode: str = "min",
         save_top_k: int = 1,
         save_last: bool = False,
+        every: str | timedelta | Mapping[str, float] | None = None,
         every_n_updates: int | None = None,
         every_n_epochs: int | None = None,
         every_n_minutes: float | None = None,
         save_on_train_end: bool = True,
         save_on_exception: bool = False,
         on_save_error: str = "raise",
+        save_async: bool = False,
     ) -> None:
         if mode not in ("min", "max"):
             raise ConfigurationError(f"Checkpoint(mode={mode!r}): expected 'min' or 'max'")
@@ -101,18 +122,13 @@ class Checkpoint(Callback):
             raise ConfigurationError(f"Checkpoint(on_save_error={on_save_error!r}): expected 'raise' or 'warn'")
         if type(save_top_k) is not int or save_top_k < -1:
             raise ConfigurationError(f"Checkpoint(save_top_k={save_top_k!r}): expected -1 (all), 0 (none) or a number")
-        intervals = {"updates": every_n_updates, "epochs": every_n_epochs, "minutes": every_n_minutes}
-        for unit, value in intervals.items():
-            if value is not None and (value < 0 or (unit != "minutes" and type(value) is not int)):
-                raise ConfigurationError(f"Checkpoint(every_n_{unit}={value!r}): expected a positive number")
+        self._due = due = Due(every, every_n_updates, every_n_epochs, every_n_minutes)
         self.dirpath = str(dirpath) if dirpath is not None else None
         self.filename = "epoch={epoch}-update={update}" if filename is None else filename
         self.monitor, self.mode, self.save_top_k, self.save_last = monitor, mode, save_top_k, save_last
-        self.every_n_updates, self.every_n_minutes = every_n_updates, every_n_minutes
-        alone = every_n_updates is None and every_n_minutes is None and every_n_epochs is None
-        self.every_n_epochs = 1 if alone else every_n_epochs
+        self.every_n_updates, self.every_n_epochs, self.every_n_minutes = due.updates, due.epochs, due.minutes
         self.save_on_train_end, self.save_on_exception = save_on_train_end, save_on_exception
-        self.on_save_error = on_save_error
+        self.on_save_error, self.save_async = on_save_error, save_async
 
         self._kept = Retention(monitor, mode, save_top_k, save_last)
         self._where: str | None = None  # the directory that the kept paths lie in
@@ -125,13 +141,13 @@ class Checkpoint(Callback):
         self._validated = -1  # boundaries are numbered by updates tried
         self._considered = (-1, False)  # the boundary of the last decision, and whether a validation belonged to it
         self._saved = -1
-        self._triggered = 0  # the update at which every_n_updates fired last
-        self._clock = 0.0
+        self._dropped: list[str] = []  # not needed any more, and still there
+        self._flying: _Flying | None = None
+        self._unpointed: Exception | None = None  # why `POINTER` does not name the newest checkpoint
 
     @property
     def state_key(self) -> str:
-        intervals = (self.every_n_updates, self.every_n_epochs, self.every_n_minutes)
-        return f"Checkpoint[monitor={self.monitor!r}, filename={self.filename!r}, every={intervals!r}]"
+        return f"Checkpoint[monitor={self.monitor!r}, filename={self.filename!r}, every={self._due.key!r}]"
 
     @property
     def best_model_path(self) -> str:
@@ -163,27 +179,29 @@ class Checkpoint(Callback):
     # ------------------------------------------------------------------------------------------------------- hooks
 
     def on_train_start(self, trainer: Trainer, module: Module) -> None:
-        where, gone = _agreed(trainer, lambda: self._open(trainer))
+        if self.save_async and trainer.strategy.own_folder is not None:
+            raise ConfigurationError(
+                "Checkpoint(save_async=True): this strategy writes its state into a folder of its own, which cannot be "
+                "done while training goes on. Leave save_async out."
+            )
+        where, gone, barred = _agreed(trainer, lambda: self._open(trainer))
         if self._where not in (None, where):  # a run that goes on from another's checkpoint ranks only its own
             self._kept.clear()
         self._where = where
         for path in gone:
             self._kept.forget(path)
         self._training, self._pending, self._validated, self._saved = True, False, -1, -1
+        self._dropped, self._flying, self._unpointed = [], None, None
         boundary = _boundary(trainer)
         self._considered = (boundary, False) if boundary else (-1, False)
-        self._triggered = trainer.progress.update
-        self._clock = time.monotonic()
+        self._due.start(trainer)
+        if barred:
+            self._failed(trainer, CheckpointError(barred))
 
     def on_update_end(self, trainer: Trainer, module: Module) -> None:
-        update = trainer.progress.update
-        due = bool(self.every_n_updates) and update != self._triggered and update % (self.every_n_updates or 1) == 0
-        if due:
-            self._triggered = update
-        if self.every_n_minutes and (trainer.world_size == 1 or _boundary(trainer) % trainer.log_every_n_steps == 0):
-            elapsed = time.monotonic() - self._clock >= self.every_n_minutes * 60
-            due = trainer.agree(elapsed) or due  # a collective where there are several ranks: all are at this boundary
-        if due:
+        if self._flying is not None and self._flying.pending.done:
+            self._notice(trainer)
+        if self._due.after_update(trainer):
             self._pending = trainer.validation_due
             if not self._pending:
                 self._save(trainer)
@@ -204,12 +222,13 @@ class Checkpoint(Callback):
     def on_train_epoch_end(self, trainer: Trainer, module: Module) -> None:
         if self.monitor is not None and self._validated >= 0:
             _agreed(trainer, lambda: self._require_monitor(trainer.callback_metrics))
-        if self.every_n_epochs and self._saves_at_epoch_end and trainer.progress.epoch % self.every_n_epochs == 0:
+        if self._saves_at_epoch_end and self._due.after_epoch(trainer.progress.epoch):
             self._save(trainer)
 
     def on_train_end(self, trainer: Trainer, module: Module) -> None:
         if self.save_on_train_end:
             self._save(trainer)
+        self._land(trainer)
         self._training = False
         if self.monitor is not None and self._validated >= 0:
             _agreed(trainer, lambda: self._require_monitor(trainer.callback_metrics))
@@ -219,6 +238,7 @@ class Checkpoint(Callback):
             )
 
     def on_exception(self, trainer: Trainer, module: Module, exception: BaseException) -> None:
+        self._land_alone(trainer)
         terminated = isinstance(exception, Terminated) and trainer.checkpoint_callback is self
         agreed_stop = trainer.world_size == 1 or isinstance(exception, STOPS)
         if not ((self.save_on_exception or terminated) and agreed_stop and trainer.at_boundary and self._training):
@@ -232,18 +252,17 @@ class Checkpoint(Callback):
 
     def _save_on_exception(self, trainer: Trainer, exception: BaseException, *, keep: bool) -> None:
         """Save outside of the usual order, to be kept for good, or until the next one is complete."""
-        before, dropped = self.state_dict(), []
+        before, dropped = self.state_dict(), list(self._dropped)
         try:
             prefix = "exception-" if keep else ""
             path = _agreed(trainer, lambda: self._free_path(trainer, {}, prefix=prefix))
             if keep:
                 self._kept.last = path
             else:
-                dropped = self._kept.add(path, None)
+                dropped += [path for path in self._kept.add(path, None) if path != trainer.resumed_from]
             trainer.save_checkpoint(path, metrics={})
-            self._saved = _boundary(trainer)
-            began = trainer.resumed_from
-            _agreed(trainer, lambda: self._tidy([path for path in dropped if path != began]))
+            self._saved, self._dropped = _boundary(trainer), dropped
+            _agreed(trainer, self._tidy)
         except CheckpointError as error:  # the exception that ends training is the one to be seen
             self.load_state_dict(before)
             warnings.warn(f"no checkpoint was saved on {type(exception).__name__}: {error}", stacklevel=2)
@@ -257,27 +276,111 @@ class Checkpoint(Callback):
         if self._considered[0] == boundary and (self._considered[1] or not fresh):
             return
         self._considered = (boundary, fresh)
-        save: _Save | None = _agreed(trainer, lambda: self._decide(trainer, fresh))
-        if save is None:
-            return
+        self._land(trainer)
         before = self.state_dict()
-        dropped = self._kept.add(save.path, save.score)  # before the save, which stores these books too
+        pending = None
         try:
-            trainer.save_checkpoint(save.path, metrics=save.metrics)
-        except BaseException as error:
-            self.load_state_dict(before)
-            if not (isinstance(error, CheckpointError) and self.on_save_error == "warn"):
-                raise
-            if trainer.is_global_zero:
-                warnings.warn(f"training goes on without this checkpoint: {error}", stacklevel=2)
+            save: _Save | None = _agreed(trainer, lambda: self._decide(trainer, fresh))
+            if save is None:
+                return
+            self._kept.add(save.path, save.score)  # before the save, which stores these books too
+            if self.save_async:
+                point = partial(self._point_behind, save.path)
+                pending = trainer.save_checkpoint_async(save.path, metrics=save.metrics, published=point)
+            else:
+                trainer.save_checkpoint(save.path, metrics=save.metrics)
+        except Exception as error:
+            self._failed(trainer, error)
             return
-        self._saved = boundary
-        self._clock = time.monotonic()
+        finally:
+            self.load_state_dict(before)
+        self._due.saved()
+        if pending is not None:
+            self._flying = _Flying(pending, save, boundary)
+            return
+        self._book(trainer, save, boundary)
+        try:
+            _agreed(trainer, self._tidy)
+        except CheckpointError as error:
+            self._failed(trainer, error)
+        else:
+            self._dropped = []
+
+    def _book(self, trainer: Trainer, save: _Save, boundary: int) -> None:
+        """A checkpoint is complete."""
         began = trainer.resumed_from  # stays, so that the same command can be given again
-        _agreed(trainer, lambda: self._tidy([path for path in dropped if path != began]))
+        self._dropped += [path for path in self._kept.add(save.path, save.score) if path != began]
+        self._saved = boundary
+
+    def _failed(self, trainer: Trainer, error: Exception) -> None:
+        if not (isinstance(error, CheckpointError) and self.on_save_error == "warn"):
+            raise error
+        if trainer.is_global_zero:
+            warnings.warn(f"training goes on without this checkpoint: {error}", stacklevel=2)
+
+    # ------------------------------------------------------------------------------------------ saves in flight
+
+    def _notice(self, trainer: Trainer) -> None:
+        """A save behind the training has ended. No collective: the ranks see it at different updates, so a failure
+        waits for `_land`."""
+        flying = self._flying
+        if flying is None or flying.pending.error is not None:
+            return
+        self._flying = None
+        self._book(trainer, flying.save, flying.boundary)
+        if self._unpointed is None:
+            if trainer.is_global_zero:
+                self._delete()
+            self._dropped = []
+
+    def _land(self, trainer: Trainer) -> None:
+        """Wait for the save in flight; a failure is every rank's. All ranks call it."""
+        if not self.save_async:
+            return
+        if self._flying is not None:
+            self._flying.pending.join()
+            self._flying.pending.told = True
+        failure, unpointed = _agreed(trainer, self._outcome)
+        if failure is None:
+            self._notice(trainer)
+        self._flying, self._unpointed = None, None
+        for error in (failure, unpointed):
+            if error is not None:
+                self._failed(trainer, error)
+
+    def _outcome(self) -> tuple[CheckpointError | None, CheckpointError | None]:
+        """On rank 0: what went wrong since the last time, with the save and with its pointer."""
+        failure = None if self._flying is None else self._flying.pending.error
+        return (
+            None if failure is None else CheckpointError(str(failure)),
+            None if self._unpointed is None else CheckpointError(str(self._unpointed)),
+        )
+
+    def _land_alone(self, trainer: Trainer) -> None:
+        """Wait for the save in flight, as training ends with an exception, which is the one to be seen."""
+        if self._flying is None:
+            return
+        self._flying.pending.join()
+        self._flying.pending.told = True
+        for error in (self._flying.pending.error, self._unpointed):
+            if error is not None:
+                warnings.warn(f"a checkpoint could not be saved: {error}", stacklevel=2)
+        self._notice(trainer)
+        self._flying = None
+
+    def _point_behind(self, path: str) -> None:
+        """In the thread that writes, when the checkpoint is complete."""
+        try:
+            self._point(path)
+        except Exception as error:  # of the pointer alone: `_land` raises it
+            self._unpointed = error
 
     def _decide(self, trainer: Trainer, fresh: bool) -> _Save | None:
         """On rank 0: what to save, if anything."""
+        if self._kept.last and not Path(self._where or "").is_dir():
+            raise CheckpointError(
+                f"cannot write checkpoints into {self._where!r}: the directory is gone, and what was saved there"
+            )
         values = trainer.callback_metrics
         metrics = {k: float(v) for k, v in values.items() if fresh or k not in self._from_validation}
         score = None if self.monitor is None else metrics.get(self.monitor)
@@ -287,25 +390,45 @@ class Checkpoint(Callback):
 
     # ----------------------------------------------------------------------------------------------- on rank 0 alone
 
-    def _open(self, trainer: Trainer) -> tuple[str, list[str]]:
-        """The directory, swept of dead saves; and which of the kept checkpoints are not in it."""
-        from ..checkpoint import directory
+    def _open(self, trainer: Trainer) -> tuple[str, list[str], str]:
+        """The directory, swept of dead saves; which of the kept checkpoints are not in it; why it cannot be written."""
+        from ..checkpoint import directory, places
 
         where = Path(self.dirpath) if self.dirpath is not None else Path(trainer.log_dir) / "checkpoints"
         where = where.absolute()
-        if where.is_dir():
-            directory.sweep(where)
+        barred = ""
+        try:
+            places.probe(where)
+            if where.is_dir():
+                directory.sweep(where)
+        except OSError as error:
+            barred = f"cannot write checkpoints into {str(where)!r}: {type(error).__name__}: {error}"
         known = {*self._kept.paths(), self._kept.last} - {""}
         # a path that a loaded state names may be deleted later, so it has to be a checkpoint that lies here
-        return str(where), sorted(p for p in known if Path(p).parent != where or not directory.complete(p))
+        gone = sorted(p for p in known if Path(p).parent != where or not directory.complete(p))
+        return str(where), gone, barred
 
-    def _tidy(self, dropped: Sequence[str]) -> None:
+    def _tidy(self) -> None:
         """After a complete save: point at it, then delete what it replaced."""
+        self._point(self.last_model_path)
+        self._delete()
+
+    def _point(self, path: str) -> None:
+        if not self.save_last:
+            return
+        file = Path(path).parent / POINTER
+        try:
+            _replace(file, {"path": Path(path).name})
+        except OSError as error:
+            raise CheckpointError(
+                f"the checkpoint {path!r} is complete, but {str(file)!r} cannot name it and still names the one "
+                f"before, which stays: {type(error).__name__}: {error}"
+            ) from error
+
+    def _delete(self) -> None:
         from ..checkpoint import directory
 
-        if self.save_last:
-            _replace(Path(self.last_model_path).parent / POINTER, {"path": Path(self.last_model_path).name})
-        for path in dropped:
+        for path in self._dropped:
             try:
                 directory.delete(Path(path))
             except FileNotFoundError:

@@ -14,6 +14,7 @@ from .checkpoint import Checkpoint
 if TYPE_CHECKING:
     from ..module import Module
     from ..trainer import Trainer
+    from .checkpoint import _Save
 
 _NAMED = re.compile(r"\{([^{}:]+)(:[^{}]*)?\}")
 
@@ -42,6 +43,7 @@ class ModelCheckpoint(Checkpoint):
         save_on_train_epoch_end: True to save at the end of an epoch, False after each validation. By default the latter
             where an epoch has several validations or none.
         enable_version_counter: False to replace a checkpoint of the same name instead of adding ``-v1``.
+        save_async: see `Checkpoint`.
     """
 
     def __init__(
@@ -61,6 +63,7 @@ class ModelCheckpoint(Checkpoint):
         every_n_epochs: int | None = None,
         save_on_train_epoch_end: bool | None = None,
         enable_version_counter: bool = True,
+        save_async: bool = False,
     ) -> None:
         if save_weights_only:
             raise ConfigurationError(
@@ -96,6 +99,7 @@ class ModelCheckpoint(Checkpoint):
             every_n_epochs=every_n_epochs if every_n_epochs is not None or len(several) == 0 else 0,
             every_n_minutes=None if train_time_interval is None else train_time_interval.total_seconds() / 60,
             save_on_exception=save_on_exception,
+            save_async=save_async,
         )
         self.verbose, self.auto_insert_metric_name = verbose, auto_insert_metric_name
         self.every_n_train_steps, self.train_time_interval = every_n_train_steps, train_time_interval
@@ -131,10 +135,9 @@ class ModelCheckpoint(Checkpoint):
         if due and self._training and not self._saves_at_epoch_end:
             self._save(trainer)
 
-    def _save(self, trainer: Trainer) -> None:
-        before = self.last_model_path
-        super()._save(trainer)
-        if self.verbose and trainer.is_global_zero and self.last_model_path != before:
+    def _book(self, trainer: Trainer, save: _Save, boundary: int) -> None:
+        super()._book(trainer, save, boundary)
+        if self.verbose and trainer.is_global_zero:
             score = "" if self.current_score is None else f", {self.monitor} = {self.current_score:.5g}"
             print(f"ModelCheckpoint: saved {self.last_model_path}{score}", flush=True)
 

@@ -31,6 +31,16 @@ def begin(target: Path) -> Path:
     return temporary
 
 
+def probe(directory: Path) -> None:
+    """Raise OSError if nothing can be made in ``directory`` or, where it does not exist yet, in its nearest parent."""
+    place = directory
+    while not place.exists():
+        place = place.parent
+    trial = _beside(place / "probe", "tmp", secrets.token_hex(6))
+    trial.mkdir()
+    trial.rmdir()
+
+
 def publish(temporary: Path, target: Path) -> None:
     """Give the complete checkpoint ``temporary`` its name. A kill between two renames is repaired by `sweep`."""
     old = None

@@ -172,7 +172,7 @@ def test_save_last_keeps_and_names_the_newest(tmp_path: Path) -> None:
 
 def test_intervals_combine_and_save_once_per_boundary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
-    monkeypatch.setattr("trivet.callbacks.checkpoint.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("trivet.callbacks.due.time.monotonic", lambda: now[0])
     trainer = run(tmp_path, every_n_updates=3, every_n_epochs=1, every_n_minutes=1, save_top_k=-1)
     trainer.update()
     now[0] = 61

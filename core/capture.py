@@ -94,13 +94,13 @@ def restore(run: Run, state: TrainState, path: str | Path) -> None:
 
 def _restore(run: Run, state: TrainState, path: str | Path) -> None:
     engine, trainer = run.engine, run.trainer
+    _check_shapes(state)
+    load_callbacks(trainer.callbacks, state.callbacks)  # first: one may have added groups to an optimizer, or refuse
     if len(state.schedulers) != len(engine.schedules):
         raise CheckpointError(
             f"the checkpoint holds {len(state.schedulers)} schedulers, configure_optimizers returned "
             f"{len(engine.schedules)}."
         )
-    _check_shapes(state)
-    load_callbacks(trainer.callbacks, state.callbacks)  # first: one may have added groups to an optimizer
     load_optimizers(engine, state, path)
     for schedule, saved in zip(engine.schedules, state.schedulers, strict=True):
         schedule.scheduler.load_state_dict(saved)

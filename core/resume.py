@@ -141,6 +141,8 @@ def take(module: Module, path: str) -> None:
 def located(trainer: Trainer, given: str | None) -> str | None:
     """The checkpoint that ``ckpt_path`` means: a path, or ``last`` and ``best`` of the newest run that saved one."""
     if given not in WORDS:
+        if given is not None:
+            checkpoints.manifest(given)  # before processes are started that would not find it
         return given
     looked: list[Path] = []
     callback = trainer.checkpoint_callback

@@ -17,7 +17,7 @@ from . import outcome
 from .explain import as_data, explain
 from .script import Script
 from .selection import Selection, select
-from .slots import Slot, slots
+from .slots import Slot, path_of, slots
 
 if TYPE_CHECKING:
     from ..data.datamodule import DataModule
@@ -180,7 +180,9 @@ class Job:
         if self.command == "fit":
             from .resumed import KeepChanges
 
-            trainer.callbacks.insert(0, KeepChanges())
+            targets = self.selection.targets
+            chosen = {slot: path_of(targets[slot]) for slot in ("optimizer", "lr_scheduler") if slot in targets}
+            trainer.callbacks.insert(0, KeepChanges(chosen))
         if self.script.save_config and self.command != "plan":
             trainer.callbacks.insert(0, outcome.SaveConfig(self.config_text()))
         return trainer

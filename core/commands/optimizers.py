@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
+
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from ..engine import read_optimizers
 from ..errors import ConfigurationError
@@ -25,14 +28,24 @@ class Part:
     cls: Callable[..., Any]
     options: Mapping[str, Any] = field(default_factory=dict)
 
+    @property
+    def name(self) -> str:
+        return getattr(self.cls, "__name__", str(self.cls))
+
 
 def replace_optimizers(module: Module, optimizer: Part | None, scheduler: Part | None) -> None:
     """Let the module be trained with these in place of its own; with a scheduler alone, on its own optimizer.
 
-    Raises ConfigurationError for a scheduler alone where the module has no configure_optimizers.
+    Raises ConfigurationError for a scheduler alone where the module has no configure_optimizers, and for one that
+    watches a metric and is not told which.
     """
     if optimizer is None and scheduler is None:
         return
+    if scheduler is not None and _lacks_metric(scheduler):
+        raise ConfigurationError(
+            f"--lr_scheduler {scheduler.name} watches a metric, and none was named. Add --lr_scheduler.monitor NAME, "
+            "the name of a metric that the module logs, such as val/loss."
+        )
     if optimizer is None and not overrides(module, Module, "configure_optimizers"):
         raise ConfigurationError(
             f"--lr_scheduler: {type(module).__name__} has no configure_optimizers(). Add --optimizer NAME, too."
@@ -47,17 +60,23 @@ def configure(module: Module, own: Callable[[], Any], optimizer: Part | None, sc
     made = _made(module, own, optimizer)
     if scheduler is None:
         return made
-    options = dict(scheduler.options)
-    accepted = {name: options.pop(name) for name in ENTRY if name in options}
+    options, taken = dict(scheduler.options), inspect.signature(scheduler.cls).parameters
+    accepted = {name: options.pop(name) for name in ENTRY if name in options and name not in taken}
+    if "monitor" in taken:
+        accepted["monitor"] = options["monitor"]
     return {"optimizer": made, "lr_scheduler": {"scheduler": _called(scheduler, made, options), **accepted}}
+
+
+def _lacks_metric(scheduler: Part) -> bool:
+    watches = isinstance(scheduler.cls, type) and issubclass(scheduler.cls, ReduceLROnPlateau)
+    return watches and scheduler.options.get("monitor") is None
 
 
 def _called(part: Part, first: Any, options: Mapping[str, Any]) -> Any:
     try:
         return part.cls(first, **options)
     except (TypeError, ValueError) as error:
-        name = getattr(part.cls, "__name__", part.cls)
-        raise ConfigurationError(f"{name} refused its options {dict(options)!r}: {error}") from error
+        raise ConfigurationError(f"{part.name} refused its options {dict(options)!r}: {error}") from error
 
 
 def _made(module: Module, own: Callable[[], Any], optimizer: Part | None) -> Optimizer:

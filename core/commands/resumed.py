@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from ..callbacks.callback import Callback
+from ..errors import ConfigurationError
+from .slots import path_of
 
 if TYPE_CHECKING:
     from ..module import Module
@@ -18,9 +20,14 @@ if TYPE_CHECKING:
 
 
 class KeepChanges(Callback):
-    """Puts options that have changed since the checkpoint back, when the checkpoint has been restored."""
+    """Puts options that have changed since the checkpoint back, when the checkpoint has been restored.
 
-    def __init__(self) -> None:
+    Refuses a checkpoint of other optimizers or schedulers. ``chosen`` are the classes that the command line names, by
+    slot.
+    """
+
+    def __init__(self, chosen: Mapping[str, str]) -> None:
+        self.chosen = dict(chosen)
         self._then: dict[str, Any] | None = None
         self._now: dict[str, Any] | None = None
         self._trainer: Trainer | None = None
@@ -29,13 +36,15 @@ class KeepChanges(Callback):
         return {**self.__dict__, "_trainer": None}
 
     def state_dict(self) -> dict[str, Any]:
-        return {"made": self._now} if self._now else {}
+        return {"made": self._now, "chosen": self.chosen} if self._now else {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Called before optimizers and schedulers are restored."""
         self._then = state.get("made")
         if self._trainer is not None:
             self._now = made_with(self._trainer)
+            if self._then is not None:
+                refuse_others(self._then, self._now, state.get("chosen", {}), self.chosen)
 
     def setup(self, trainer: Trainer, module: Module, stage: str) -> None:
         self._trainer = trainer if stage == "fit" else None
@@ -58,7 +67,32 @@ def made_with(trainer: Trainer) -> dict[str, Any]:
     return {
         "optimizers": [[_plain(group) for group in optimizer.param_groups] for optimizer in trainer.optimizers],
         "schedulers": [_plain(config.scheduler.state_dict()) for config in trainer.lr_scheduler_configs],
+        "classes": {
+            "optimizer": [path_of(type(optimizer)) for optimizer in trainer.optimizers],
+            "lr_scheduler": [path_of(type(config.scheduler)) for config in trainer.lr_scheduler_configs],
+        },
     }
+
+
+def refuse_others(
+    then: Mapping[str, Any], now: Mapping[str, Any], chosen_then: Mapping[str, str], chosen: Mapping[str, str]
+) -> None:
+    """Raise ConfigurationError where optimizers or schedulers are of other classes than the checkpoint's."""
+    for slot, classes in now["classes"].items():
+        old = then.get("classes", {}).get(slot, classes)
+        if old == classes:
+            continue
+        if slot in chosen_then:
+            remedy = f"Give --{slot} {chosen_then[slot]} as then; config.yaml of that run has its options."
+        elif slot in chosen:
+            remedy = f"It was the model's own: leave out --{slot}."
+        else:
+            remedy = "The model's configure_optimizers() returned others then: let it return the same."
+        name = slot.replace("lr_", "")
+        raise ConfigurationError(
+            f"the checkpoint was written with {' and '.join(old) or f'no {name}'}, and here there is "
+            f"{' and '.join(classes) or f'no {name}'}. {remedy}"
+        )
 
 
 def put_back(trainer: Trainer, then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:

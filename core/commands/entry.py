@@ -27,13 +27,14 @@ usage: {prog} COMMAND [--flag value ...]
 Train PyTorch modules with any strategy, accelerator and precision.
 
 commands:
-  fit       train a model
-  validate  run the validation of a model, usually with --ckpt_path
-  test      test a model
-  predict   predict with a model, and keep what it predicts in files
-  plan      show what a combination of flags would run, without running it
-  plugins   list the installed strategies, accelerators, precisions, ...;
-            --matrix shows what goes together, `plugins new` writes one
+  fit         train a model
+  validate    run the validation of a model, usually with --ckpt_path
+  test        test a model
+  predict     predict with a model, and keep what it predicts in files
+  plan        show what a combination of flags would run, without running it
+  plugins     list the installed strategies, accelerators, precisions, ...;
+              --matrix shows what goes together, `plugins new` writes one
+  checkpoint  list, inspect, verify, consolidate, diff or convert checkpoints
 
 {prog} COMMAND --help tells more; with --strategy NAME, --model CLASS and so on
 given, it includes their own options.
@@ -42,7 +43,7 @@ options:
   -h, --help  show this message
   --version   show the version
 """
-COMMANDS = ("fit", "validate", "test", "predict", "plan", "plugins")
+COMMANDS = ("fit", "validate", "test", "predict", "plan", "plugins", "checkpoint")
 
 
 def cli(
@@ -111,6 +112,10 @@ def run(argv: Sequence[str], *, prog: str, script: Script | None = None) -> tupl
             from .plugins import show_plugins
 
             return show_plugins(argv[1:], prog=f"{prog} plugins"), None
+        if command == "checkpoint":
+            from .checkpoint import run_checkpoint
+
+            return run_checkpoint(argv[1:], prog=f"{prog} checkpoint"), None
         from .job import run_job
         from .script import Script
 

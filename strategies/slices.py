@@ -15,6 +15,9 @@ from trivet.errors import ConfigurationError
 reduce_scatter: Callable[..., Any] = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 all_gather: Callable[..., Any] = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 
+# devices whose backend (gloo) has no reduce-scatter: torch makes one of an all-reduce, which sends twice as much
+EXCHANGED = {"cpu"}
+
 # which of a tensor's elements, in row-major order, each rank holds: (from, to) by rank, ascending
 Ranges = list[tuple[int, int]]
 
@@ -48,6 +51,9 @@ class Bucket:
         self.mean: Tensor | None = None  # this rank's slice of the gradients that are reduced so far
         self.present = [False] * len(self.params)  # whether a parameter had a gradient on this rank
         self.waiting = len(self.params)  # parameters without gradient in the backward that runs
+        self.exchanged = self.vector.device.type in EXCHANGED
+        sent = self.vector.numel() * self.wire.itemsize
+        self.room = self.vector.nbytes + (sent if self.exchanged else 0)  # bytes that `reduce` works in
         self._flight: tuple[Any, Tensor, Tensor] | None = None
         for param, whole in zip(self.params, self.wholes, strict=True):
             param.data = whole
@@ -68,7 +74,7 @@ class Bucket:
     def reduce(self, room: Tensor) -> None:
         """Start to average the gradients into this rank's slice, and let go of them. All ranks, in the same order.
 
-        They are sent from ``room``, of at least the size of the bucket; it is free again when `wait` has returned.
+        They are sent from the memory ``room``, of at least ``self.room`` bytes; it is free again when `wait` returns.
         """
         self.note()
         grads = [param.grad for param in self.params]
@@ -80,15 +86,20 @@ class Bucket:
         for param in self.params:
             param.grad = None
         flat = flat.div_(self.world_size).to(self.wire)  # before the sum, which float16 might not hold
-        mine = flat.new_empty(self.slice_size)
-        self._flight = reduce_scatter(mine, flat, async_op=True), mine, flat  # all ranks
+        if self.exchanged:
+            got = room[self.vector.nbytes : self.room].view(self.wire).view(self.world_size, -1)
+            work = dist.all_to_all_single(got.view(-1), flat, async_op=True)  # all ranks
+        else:
+            got = flat.new_empty(1, self.slice_size)
+            work = reduce_scatter(got[0], flat, async_op=True)  # all ranks
+        self._flight = work, got, flat
 
     def wait(self) -> None:
         """Wait for `reduce` and add its answer to what earlier micro-batches left."""
         if self._flight is not None:
-            work, mine, _ = self._flight
+            work, got, _ = self._flight
             work.wait()
-            mine = mine.to(self.vector.dtype)
+            mine = got.sum(0, dtype=self.vector.dtype) if self.exchanged else got[0].to(self.vector.dtype)
             self.mean = mine if self.mean is None else self.mean.add_(mine)
             self._flight, self.waiting = None, len(self.params)
 

@@ -198,7 +198,7 @@ class Zero(Strategy):
     def _reduce(self, bucket: Bucket, number: int) -> None:
         """Start to reduce a bucket from the room of this number, which no other has on its way."""
         while len(self._rooms) <= number:
-            size = max(bucket.vector.nbytes for bucket in self._order)
+            size = max(each.room for each in self._order)
             self._rooms.append(torch.empty(size, dtype=torch.uint8, device=bucket.vector.device))
         bucket.reduce(self._rooms[number])
 

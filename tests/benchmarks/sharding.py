@@ -208,7 +208,8 @@ def report(found: dict[str, Any], options: argparse.Namespace, load: str) -> str
         keep whole gradients, since they don't send them.""",
         held_table(found["held"]),
         """**Collectives of one update**, in bytes of the whole vector. In the ratios an all-reduce counts twice, since
-        it is a reduce-scatter and an all-gather. The all-reduce of `zero1` and `zero2` is one flag per parameter.
+        it is a reduce-scatter and an all-gather. The all-reduce of `zero1` and `zero2` is one flag per parameter; their
+        reduce-scatter is an all-to-all and a sum here, since gloo has none (torch's sends what an all-reduce does).
         `fsdp` and `zero3` send the padding of rows; the last column is the same model with rows that divide by
         four.""",
         sent_table(found["sent"], found["sent even"]),

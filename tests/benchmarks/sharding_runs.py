@@ -155,6 +155,7 @@ class Payload(TorchDispatchMode):
     KINDS = {  # noqa: RUF012
         "allreduce_": "all-reduce", "allreduce_coalesced_": "all-reduce",
         "_reduce_scatter_base_": "reduce-scatter", "reduce_scatter_": "reduce-scatter",
+        "alltoall_base_": "reduce-scatter",  # of which zero makes one on gloo
         "_allgather_base_": "all-gather", "allgather_": "all-gather",
     }  # fmt: skip
 

@@ -113,18 +113,34 @@ def test_a_scalar_type_of_state_is_kept_whole_and_state_falls_with_the_ranks(poo
 
 @pytest.mark.parametrize("stage", [1, 2])
 def test_an_update_sends_what_ddp_sends(stage: int, pools: Pools) -> None:
-    """A reduce-scatter and an all-gather of the trained elements, padded to the ranks, and a byte per parameter."""
+    """A reduce-scatter and an all-gather of the trained elements, padded to the ranks, and a byte per parameter.
+
+    Gloo has no reduce-scatter; an all-to-all sends as much.
+    """
     options = {"accumulate_grad_batches": 3, "max_steps": 1}
     elements = sum(TRAINED.values()) + 4
     for one in pools[2].run(zero_runs.fit, Zero(stage=stage), 2, {}, options, True):
         padded = 4 * -(-elements // 2) * 2
         reductions = 1 if stage == 1 else 3
-        assert one.sent["reduce_scatter"] == [padded] * reductions
+        assert one.sent["all_to_all_single"] == [padded] * reductions
         assert one.sent["all_gather"] == [padded]
         # an all-reduce is both halves
-        assert (one.sent["reduce_scatter"][0] + one.sent["all_gather"][0]) / 2 <= 4 * (elements + 1)
+        assert (one.sent["all_to_all_single"][0] + one.sent["all_gather"][0]) / 2 <= 4 * (elements + 1)
         assert len(TRAINED) + 1 in one.sent["all_reduce"], "whether each parameter had a gradient anywhere"
+        assert "reduce_scatter" not in one.sent
+
+
+@pytest.mark.parametrize("options", [{}, {"precision": "bf16-mixed", "accumulate_grad_batches": 2}])
+@pytest.mark.parametrize("stage", [1, 2])
+def test_devices_whose_backend_has_a_reduce_scatter_use_it(stage: int, options: dict[str, Any], pools: Pools) -> None:
+    options = {"max_epochs": 1, **options}
+    exchanged = pools[2].run(zero_runs.fit, Zero(stage=stage), 2, {}, options)
+    reduced = pools[2].run(zero_runs.with_a_reduce_scatter, Zero(stage=stage), 2, {}, options, True)
+    for one, other in zip(reduced, exchanged, strict=True):
+        assert one.sent["reduce_scatter"]
         assert "all_to_all_single" not in one.sent
+        for name, value in one.weights.items():
+            torch.testing.assert_close(value, other.weights[name], rtol=1e-6, atol=1e-6)
 
 
 # ---------------------------------------------------------------------------------------------------------- checkpoints

@@ -80,8 +80,14 @@ def read(directory: Path) -> dict[str, Any]:
 
 
 def check_files(directory: Path, values: dict[str, Any]) -> None:
-    """Raise `CheckpointError` naming each listed file that is missing, has another size or lies elsewhere, and each
-    file among the tensors that is not listed."""
+    """Raise `CheckpointError` with what is wrong with the files."""
+    if wrong := problems(directory, values):
+        raise CheckpointError(f"cannot read checkpoint {str(directory)!r}: {'; '.join(wrong)}")
+
+
+def problems(directory: Path, values: dict[str, Any]) -> list[str]:
+    """Each listed file that is missing, has another size or lies elsewhere, and each one among the tensors that is not
+    listed."""
     wrong = []
     root = directory.resolve()
     for name, entry in values["files"].items():
@@ -96,8 +102,7 @@ def check_files(directory: Path, values: dict[str, Any]) -> None:
     for file in sorted(shards.iterdir()) if shards.is_dir() else ():
         if f"{TENSORS}/{file.name}" not in values["files"]:
             wrong.append(f"{TENSORS}/{file.name} is not in the manifest")
-    if wrong:
-        raise CheckpointError(f"cannot read checkpoint {str(directory)!r}: {'; '.join(wrong)}")
+    return wrong
 
 
 def _checked(values: Any) -> dict[str, Any]:

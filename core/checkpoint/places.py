@@ -21,6 +21,11 @@ except ImportError:  # Windows: a save of another live process is then not recog
 _HIDDEN = re.compile(r"\.(?P<name>.+)\.(?P<kind>tmp|old)-(?P<token>[0-9a-f]{12})")
 
 
+def left_over(name: str) -> bool:
+    """Whether a directory's name is one that only a save under way gives."""
+    return _HIDDEN.fullmatch(name) is not None
+
+
 def begin(target: Path) -> Path:
     """Make the temporary directory in which a checkpoint named ``target`` grows. Refuses to replace anything else."""
     if target.exists() and not (target.is_dir() and (_is_checkpoint(target) or not any(target.iterdir()))):

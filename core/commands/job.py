@@ -175,13 +175,16 @@ class Job:
         with warnings.catch_warnings():
             if self.command != "fit":  # nothing is trained, so how long does not matter
                 warnings.filterwarnings("ignore", message="neither max_epochs")
-            trainer = self.trainer_class(**arguments)
+            make = self.script.make_trainer
+            trainer = self.trainer_class(**arguments) if make is None else make(arguments)
         trainer.config = written(self.config, self.selection)
         if self.command == "fit":
             from .resumed import KeepChanges
 
             targets = self.selection.targets
-            chosen = {slot: path_of(targets[slot]) for slot in ("optimizer", "lr_scheduler") if slot in targets}
+            chosen: dict[str, str] = {
+                slot: path_of(targets[slot]) for slot in ("optimizer", "lr_scheduler") if slot in targets
+            }
             trainer.callbacks.insert(0, KeepChanges(chosen))
         if self.script.save_config and self.command != "plan":
             trainer.callbacks.insert(0, outcome.SaveConfig(self.config_text()))
@@ -211,19 +214,22 @@ class Job:
     # -------------------------------------------------------------------------------------------------------- commands
 
     def fit(self) -> None:
-        assert self.model is not None
-        self.trainer.fit(self.model, datamodule=self.data, ckpt_path=self.values.get("ckpt_path"))
+        self._run()
         self._say(outcome.fit_summary(self.trainer))
 
     def validate(self) -> None:
-        self._evaluate(self.trainer.validate)
-
-    def test(self) -> None:
-        self._evaluate(self.trainer.test)
-
-    def _evaluate(self, method: Callable[..., list[dict[str, float]]]) -> None:
-        for metrics in method(self.model, datamodule=self.data, ckpt_path=self.values.get("ckpt_path")):
+        for metrics in self._run() or ():
             self._say(f"{self.command}: {outcome.metrics_text(metrics) or 'nothing was logged'}")
+
+    test = validate
+
+    def _run(self, **more: Any) -> Any:
+        """Call the Trainer's method of the command's name, or the script's own."""
+        more["ckpt_path"] = self.values.get("ckpt_path")
+        own = self.script.methods.get(self.command)
+        if own is None:
+            return getattr(self.trainer, self.command)(self.model, datamodule=self.data, **more)
+        return own(model=self.model, **({} if self.data is None else {"datamodule": self.data}), **more)
 
     def predict(self) -> None:
         from ..callbacks.prediction_writer import PredictionWriter
@@ -236,10 +242,10 @@ class Job:
             self.trainer.callbacks.append(PredictionWriter(output_dir=output))
         writers = [callback for callback in self.trainer.callbacks if isinstance(callback, PredictionWriter)]
         keeps = not writers or (output is not None and not streams)
-        found = self.trainer.predict(
-            self.model, datamodule=self.data, return_predictions=keeps, ckpt_path=self.values.get("ckpt_path")
-        )
+        found = self._run(return_predictions=keeps)
         where = ", ".join(str(writer.output_dir) for writer in writers if writer.output_dir is not None)
+        if keeps and found is None:  # a script's own method kept them
+            return
         self._say(
             self._kept(found, output) if keeps else f"predict: written {f'to {where}' if where else 'by callbacks'}"
         )

@@ -25,7 +25,8 @@ class Script:
 
     Beside those: ``defaults`` are like a configuration file below all others; ``extend`` may add arguments to the
     parser (`Job.values` has what they were given); ``on_ready`` is called when everything is made, before it runs;
-    ``spellings`` bring what a slot is filled with, by its key, into our words.
+    ``spellings`` bring what a slot is filled with, by its key, into our words. ``make_trainer`` is given the Trainer's
+    arguments, and ``methods``, by command, are called by keyword in the place of the Trainer's.
     """
 
     model: Any = None
@@ -39,6 +40,8 @@ class Script:
     save_config: bool = True
     on_ready: Callable[[Job], None] | None = None
     spellings: Mapping[str, Callable[[Any], Any]] = field(default_factory=dict)
+    make_trainer: Callable[[dict[str, Any]], Trainer] | None = None
+    methods: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
 
     @property
     def fixed(self) -> dict[str, Callable[..., Any]]:

@@ -159,3 +159,37 @@ def test_strategies_in_lightnings_words() -> None:
     made = cli("--trainer.strategy=ddp_find_unused_parameters_true", run=False)
     strategy = made.trainer.resolve(None, None).strategy.plugin
     assert (type(strategy).__name__, strategy.find_unused_parameters) == ("DDP", True)
+
+
+class Overrides(LightningCLI):
+    def add_arguments_to_parser(self, parser: Any) -> None:
+        parser.add_argument("--width", type=int, default=2)
+        parser.link_arguments("width", "model.features")
+
+    def instantiate_trainer(self, **kwargs: Any) -> Any:
+        return super().instantiate_trainer(max_steps=1, **kwargs)
+
+    def fit(self, model: Any, **kwargs: Any) -> None:
+        self.given = sorted(kwargs)
+        self.trainer.fit(model, **kwargs)
+        self.trainer.fit(model, **kwargs)  # as often as it likes
+
+
+def test_overriding_how_the_trainer_is_made_and_run() -> None:
+    made = cli("fit", "--data.size=8", "--width=3", cls=Overrides)
+    assert (made.trainer.max_steps, made.trainer.global_step, made.model.layer.in_features) == (1, 1, 3)
+    assert made.given == ["ckpt_path", "datamodule"]
+    assert made.config.fit.data.size == made.config["fit"]["data"]["size"] == 8
+
+
+@pytest.mark.parametrize("name", ["instantiate_classes", "parse_arguments", "setup_parser", "_run_subcommand"])
+def test_overriding_what_is_not_called_is_refused(name: str) -> None:
+    cls = type("Mine", (LightningCLI,), {name: lambda self, *args, **rest: None})
+    with pytest.raises(ConfigurationError, match=f"Mine defines {name}, which Trivet's LightningCLI would never call"):
+        cli(run=False, cls=cls)
+
+
+def test_a_trainer_that_is_none() -> None:
+    cls = type("Mine", (LightningCLI,), {"instantiate_trainer": lambda self: None})
+    with pytest.raises(ConfigurationError, match=r"Mine.instantiate_trainer\(\) returned None, and no Trainer"):
+        cli(run=False, cls=cls)

@@ -25,6 +25,7 @@ class LightningArgumentParser:
         self.defaults: dict[str, Any] = {}
         self.classes: dict[str, type[Any]] = {}
         self.arguments: list[tuple[tuple[str, ...], dict[str, Any]]] = []
+        self.others: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = []
         self.text = ""
 
     # ---------------------------------------------------------------------------------------------------- to call
@@ -50,6 +51,18 @@ class LightningArgumentParser:
     def add_argument(self, *names: str, **options: Any) -> None:
         """Add a flag, which ``cli.config`` then has."""
         self.arguments.append((names, options))
+
+    def add_subclass_arguments(self, baseclass: type[Any], nested_key: str, **options: Any) -> None:
+        """Add a key that chooses a class below ``baseclass``, with its arguments."""
+        self.others.append(("add_subclass_arguments", (baseclass, nested_key), options))
+
+    def add_function_arguments(self, function: Callable[..., Any], nested_key: str, **options: Any) -> None:
+        """Add the arguments of a function under a key."""
+        self.others.append(("add_function_arguments", (function, nested_key), options))
+
+    def __getattr__(self, name: str) -> Any:
+        own = [name for name in dir(type(self)) if name.startswith(("add_", "link_", "set_"))]
+        raise AttributeError(f"Trivet's LightningArgumentParser has no {name!r}. There are {', '.join(own)}.")
 
     def add_class_arguments(self, theclass: type[Any], nested_key: str, **options: Any) -> None:
         """Add the arguments of a class under a key, which ``cli.config`` then has."""
@@ -98,6 +111,8 @@ class LightningArgumentParser:
             parser.add_class_arguments(cls, key, instantiate=False, fail_untyped=False)
         for names, options in self.arguments:
             parser.add_argument(*names, **options)
+        for method, given, options in self.others:
+            getattr(parser, method)(*given, **options)
 
     def callbacks(self, job: Job) -> list[Callback]:
         """The callbacks whose arguments were added, made."""
@@ -109,7 +124,10 @@ class LightningArgumentParser:
 
     def nested(self, job: Job) -> dict[str, Any]:
         """The values of a command line in Lightning's sections."""
+        from ...commands.job import written
+
         trainer = set(inspect.signature(job.trainer_class).parameters)
-        config = {key: value for key, value in job.config.items() if key not in trainer}
+        values = written(job.config, job.selection)
+        config = {key: value for key, value in values.items() if key not in trainer}
         config["seed_everything"] = config.pop("seed", None)
-        return {**config, "trainer": {key: value for key, value in job.config.items() if key in trainer}}
+        return {**config, "trainer": {key: value for key, value in values.items() if key in trainer}}

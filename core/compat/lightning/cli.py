@@ -9,7 +9,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
+from jsonargparse import Namespace
 
+from ... import trainer as trivet
 from ...callbacks.callback import Callback
 from ...commands import entry
 from ...commands.job import Job
@@ -24,6 +26,21 @@ if TYPE_CHECKING:
     from ...data.datamodule import DataModule
     from ...module import Module
 
+# Methods of Lightning's that nobody would call here, and what there is to override instead.
+NOT_CALLED = {
+    **dict.fromkeys(
+        ("add_core_arguments_to_parser", "add_default_arguments_to_parser", "init_parser", "setup_parser"),
+        "Override add_arguments_to_parser, and give parser_kwargs.",
+    ),
+    **dict.fromkeys(("_add_subcommands", "_prepare_subcommand_parser", "subcommands"), "The commands are fixed."),
+    "parse_arguments": "Give args=..., or override before_instantiate_classes.",
+    "instantiate_classes": "Override instantiate_trainer or after_instantiate_classes.",
+    "_instantiate_trainer": "Override instantiate_trainer.",
+    "_run_subcommand": "Override fit, before_fit, after_fit and their like.",
+    "link_optimizers_and_lr_schedulers": "Override configure_optimizers.",
+    "_add_configure_optimizers_method_to_model": "Override configure_optimizers.",
+}
+RUNS = ("fit", "validate", "test", "predict")
 CHOOSES = {"strategy": spelling.strategy, "precision": spelling.precision}
 
 
@@ -58,7 +75,8 @@ class LightningCLI:
     """A script's command line, as `trivet.cli` gives it, with Lightning's arguments.
 
     Override `add_arguments_to_parser`, ``before_fit``, ``after_fit`` and their like, `before_instantiate_classes`,
-    `after_instantiate_classes` and `configure_optimizers`. Attributes: ``trainer, model, datamodule, config,
+    `after_instantiate_classes`, `instantiate_trainer` and `configure_optimizers`; or define ``fit``, ``validate``,
+    ``test`` or ``predict``, which then run in place of the trainer's. Attributes: ``trainer, model, datamodule, config,
     subcommand, parser``.
     """
 
@@ -87,6 +105,12 @@ class LightningCLI:
                 f"line, or none. Set both, and name the class of {other} in a default: "
                 f'parser.set_defaults({{"{other}.class_path": ...}}).'
             )
+        for name, instead in NOT_CALLED.items():
+            if hasattr(type(self), name):
+                raise ConfigurationError(
+                    f"{type(self).__name__} defines {name}, which Trivet's LightningCLI would never call. {instead}"
+                )
+        self._trainer_class, self._arguments = trainer_class, dict[str, Any]()
         self.save_config_callback, self.save_config_kwargs = save_config_callback, save_config_kwargs or {}
         self.parser = parser_class()
         self.add_arguments_to_parser(self.parser)
@@ -107,6 +131,8 @@ class LightningCLI:
             save_config=save_config_callback is not None,
             on_ready=partial(self._ready, command),
             spellings=CHOOSES,
+            make_trainer=self._make_trainer,
+            methods={name: getattr(self, name) for name in RUNS if hasattr(self, name)},
         )  # fmt: skip
         self.before_instantiate_classes()
         argv = [*files, *words]
@@ -128,6 +154,10 @@ class LightningCLI:
 
     def after_instantiate_classes(self) -> None: ...
 
+    def instantiate_trainer(self, **kwargs: Any) -> Any:
+        """Make the trainer of the command line's arguments, and of those that are given here."""
+        return self._trainer_class(**{**self._arguments, **kwargs})
+
     @staticmethod
     def configure_optimizers(lightning_module: Module, optimizer: Any, lr_scheduler: Any = None) -> Any:
         """What the module's ``configure_optimizers`` returns where the command line chose an optimizer."""
@@ -135,10 +165,18 @@ class LightningCLI:
 
     # ------------------------------------------------------------------------------------------------------ inside
 
+    def _make_trainer(self, arguments: dict[str, Any]) -> Any:
+        self._arguments = arguments
+        made = self.instantiate_trainer()
+        if not isinstance(made, trivet.Trainer):
+            raise ConfigurationError(f"{type(self).__name__}.instantiate_trainer() returned {made!r}, and no Trainer.")
+        return made
+
     def _ready(self, command: str, job: Job) -> None:
         self.trainer, self.model, self.datamodule = job.trainer, job.model, job.data
         values = self.parser.nested(job)
-        self.config = {"subcommand": command, command: values} if self.subcommand else values
+        config = {"subcommand": command, command: values} if self.subcommand else values
+        self.config = _namespace(config)
         self.trainer.callbacks.extend(self.parser.callbacks(job))
         saver = self.save_config_callback
         if saver not in (None, SaveConfigCallback) and not self.trainer.fast_dev_run:
@@ -156,6 +194,13 @@ class LightningCLI:
 def _configure(module: Module, chosen: Callable[[], Any], own: Callable[..., Any]) -> Any:
     optimizers, schedules = read_optimizers(chosen(), module)
     return own(module, optimizers[0], *(schedule.scheduler for schedule in schedules))
+
+
+def _namespace(value: Any) -> Any:
+    """Mappings as what can be read by attributes, too."""
+    if not isinstance(value, Mapping) or not all(isinstance(key, str) and key.isidentifier() for key in value):
+        return value
+    return Namespace(**{key: _namespace(one) for key, one in value.items()})  # type: ignore[no-untyped-call]
 
 
 def _nothing() -> None: ...

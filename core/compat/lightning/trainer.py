@@ -94,7 +94,7 @@ class Trainer(trainer.Trainer):
 
     # ---------------------------------------------------------------------------------------------------- to call
 
-    def fit(
+    def fit(  # type: ignore[override]
         self,
         model: Module,
         train_dataloaders: Any = None,

@@ -246,13 +246,15 @@ def _told(error: BaseException) -> str:
 def make(kind: str, spec: Any, *, defaults: Mapping[str, Any] | None = None) -> Selected:
     """Make a plugin from what a user wrote. ``defaults`` are for options that it has and the user did not give.
 
-    ``spec``: a name (``"ddp"``, ``"dist:ddp"``, an alias, 16), an instance, a class, or a mapping: ``{"name": "ddp",
-    "static_graph": True}`` or ``{"class_path": "pkg.Class", "init_args": {...}}``. What `load` raises, it raises, and
-    ConfigurationError for options that the plugin does not have.
+    ``spec``: a name (``"ddp"``, ``"dist:ddp"``, an alias, 16), an `Entry`, an instance, a class, or a mapping:
+    ``{"name": "ddp", "static_graph": True}`` or ``{"class_path": "pkg.Class", "init_args": {...}}``. What `load`
+    raises, it raises, and ConfigurationError for options that the plugin does not have.
     """
     base, defaults = base_class(kind), defaults or {}
     if isinstance(spec, Selected):
         return spec
+    if isinstance(spec, Entry):
+        return _make_entry(spec, {}, defaults)
     if isinstance(spec, Mapping):
         return _make_from_mapping(kind, dict(spec), defaults)
     if isinstance(spec, str) or (isinstance(spec, int) and not isinstance(spec, bool)):

@@ -4,9 +4,25 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import ClassVar
 
 from .world import World
+
+
+@dataclass(frozen=True)
+class Node:
+    """Which machine this is, among which: told by launchers that start one process on each and leave the rest to it.
+
+    ``address`` is the ``host:port`` where the machines meet; ``devices`` the number of processes that this one has room
+    for, where that was said. ``source`` is set by the caller, as that of a `World`.
+    """
+
+    rank: int
+    num_nodes: int
+    address: str
+    devices: int | None = None
+    source: str = ""
 
 
 class Environment(ABC):
@@ -33,3 +49,10 @@ class Environment(ABC):
     @abstractmethod
     def reasons(self, environ: Mapping[str, str]) -> tuple[str, ...]:
         """What was found and what was missing: short clauses such as ``"RANK=3 is set"``, for messages."""
+
+    def node(self, environ: Mapping[str, str]) -> Node | None:
+        """Which machine this is, where the launcher starts one process on each machine that starts the others there.
+
+        By default None: the launcher starts every process, or none. Not asked for where `detect` gave a world.
+        """
+        return None

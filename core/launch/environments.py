@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from .. import registry
 from ..errors import ConfigurationError, PluginError, TrivetError
-from .environment import Environment
+from .environment import Environment, Node
 from .world import LAUNCH_DIR, World
 
 CHOICE = "TRIVET_ENVIRONMENT"
@@ -18,11 +18,13 @@ CHOICE = "TRIVET_ENVIRONMENT"
 
 @dataclass(frozen=True)
 class Answer:
-    """What one environment says of this process. ``world`` is None where it did not start it."""
+    """What one environment says of this process. ``world`` is None where it did not start it, or only the machine's
+    first process; ``node`` then says which machine."""
 
     entry: registry.Entry
     world: World | None
     reasons: tuple[str, ...]
+    node: Node | None = None
 
 
 def detect(environ: Mapping[str, str] | None = None) -> World | None:
@@ -31,10 +33,32 @@ def detect(environ: Mapping[str, str] | None = None) -> World | None:
     ``environ`` is ``os.environ`` by default. In workers that a launcher of Trivet's started, nobody is asked. Raises
     ConfigurationError where two environments recognise themselves, naming both, and what an environment raises.
     """
+    found = _the_one(environ)
+    return None if found is None else found.world
+
+
+def node(environ: Mapping[str, str] | None = None) -> Node | None:
+    """Which machine this is, where an environment started one process on each and no world; else None.
+
+    What these facts mean: the process that reads them starts those of its machine, as ``--num_nodes``, ``--node_rank``
+    and ``--main_address`` ask of the local launcher. Raises what `detect` raises.
+    """
+    found = _the_one(environ)
+    return None if found is None else found.node
+
+
+def _the_one(environ: Mapping[str, str] | None) -> Answer | None:
     values = os.environ if environ is None else environ
     if values.get(LAUNCH_DIR):
         return None
-    answers = [answer for answer in ask(values) if answer.world is not None]
+    answers = [answer for answer in ask(values) if answer.world is not None or answer.node is not None]
+    check(answers)
+    return answers[0] if answers else None
+
+
+def check(answers: Sequence[Answer]) -> None:
+    """Raise ConfigurationError where several environments say that they started this process."""
+    answers = [answer for answer in answers if answer.world is not None or answer.node is not None]
     if len(answers) > 1:
         sides = "; ".join(f"{answer.entry} ({', '.join(answer.reasons)})" for answer in answers)
         names = " or ".join(answer.entry.name for answer in answers)
@@ -42,7 +66,6 @@ def detect(environ: Mapping[str, str] | None = None) -> World | None:
             f"{len(answers)} environments say that they started this process: {sides}. Unset the variables of those "
             f"that did not, or set {CHOICE} to the one that did: {names}."
         )
-    return answers[0].world if answers else None
 
 
 def ask(environ: Mapping[str, str]) -> Iterator[Answer]:
@@ -56,14 +79,14 @@ def ask(environ: Mapping[str, str]) -> Iterator[Answer]:
         return
     for entry in [registry.find("environment", choice)] if choice else registry.entries("environment"):
         try:
-            environment = registry.make("environment", entry.qualified).plugin
+            environment = registry.make("environment", entry).plugin
         except (PluginError, ConfigurationError) as error:
             if choice:
                 raise
             warnings.warn(f"{error} It was not asked whether it started this process.", stacklevel=2)
             continue
         answer = _answer(entry, environment, environ)
-        if choice and answer.world is None:
+        if choice and answer.world is None and answer.node is None:
             raise ConfigurationError(
                 f"{CHOICE}={choice!r}, but {entry} did not start this process: {', '.join(answer.reasons)}."
             )
@@ -73,6 +96,7 @@ def ask(environ: Mapping[str, str]) -> Iterator[Answer]:
 def _answer(entry: registry.Entry, environment: Environment, environ: Mapping[str, str]) -> Answer:
     try:
         world = environment.detect(environ)
+        node = environment.node(environ) if world is None else None
         reasons = tuple(environment.reasons(environ))
     except TrivetError:
         raise
@@ -81,6 +105,14 @@ def _answer(entry: registry.Entry, environment: Environment, environ: Mapping[st
             f"{entry} raised {type(error).__name__} while it looked for the processes that it starts: {error}. "
             f"Set {CHOICE} to another environment, or to 'none'."
         ) from error
-    if world is not None and not isinstance(world, World):
-        raise ConfigurationError(f"{entry} says that this process's world is {world!r}. Expected a World, or None.")
-    return Answer(entry, None if world is None else replace(world, source=entry.name), reasons)
+    for what, kind, value in (("world", World, world), ("node", Node, node)):
+        if value is not None and not isinstance(value, kind):
+            raise ConfigurationError(
+                f"{entry} says that this process's {what} is {value!r}. Expected a {kind.__name__}, or None."
+            )
+    return Answer(
+        entry,
+        None if world is None else replace(world, source=entry.name),
+        reasons,
+        None if node is None else replace(node, source=entry.name),
+    )

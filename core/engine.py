@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import warnings
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,6 +15,7 @@ from torch.optim import Optimizer
 
 from . import materialize
 from .batchnorm import synchronise
+from .configured import Schedule, check_optimizers, read_optimizers
 from .errors import ConfigurationError
 from .hooks import SHORTER, call, takes
 from .plugins import Accelerator, Clip, Context, Precision, Strategy
@@ -68,21 +68,6 @@ def compiling(options: Mapping[str, Any] | None) -> Iterator[None]:
         if options is not None:
             warnings.filterwarnings("ignore", "The .grad attribute of a Tensor that is not a leaf", UserWarning)
         yield
-
-
-@dataclass
-class Schedule:
-    """A learning-rate scheduler and when to step it: every ``frequency`` updates or epochs."""
-
-    scheduler: Any
-    interval: str = "epoch"
-    frequency: int = 1
-    monitor: str | None = None
-    name: str | None = None
-
-    @property
-    def wants_metric(self) -> bool:
-        return isinstance(self.scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau)
 
 
 @dataclass
@@ -175,7 +160,8 @@ def build(
     if train and configure_optimizers is not None:
         try:
             engine.optimizers, engine.schedules = read_optimizers(configure_optimizers(), module)
-            _check_optimizers(engine, manual, {id(param) for ref in before if (param := ref()) is not None})
+            laid = {id(param) for ref in before if (param := ref()) is not None}
+            check_optimizers(engine, manual, laid, tells=world.rank == 0)
             for optimizer in engine.optimizers:
                 strategy.wrap_optimizer(root, optimizer)
                 precision.wrap_optimizer(optimizer)
@@ -208,101 +194,3 @@ def with_hooks(module: Any, hooks: Hooks) -> Callable[[Tensor], None]:
     if plain and not hooks.on_before_backward and not hooks.on_after_backward:
         return Tensor.backward
     return Backward(module, hooks)
-
-
-# ------------------------------------------------------------------------ what configure_optimizers returns
-
-
-def read_optimizers(answer: Any, module: nn.Module) -> tuple[list[Optimizer], list[Schedule]]:
-    """All forms that `Module.configure_optimizers` may return, as two lists."""
-    name = f"{type(module).__name__}.configure_optimizers()"
-    if answer is None:
-        return [], []
-    if isinstance(answer, tuple) and len(answer) == 2 and all(isinstance(part, (list, tuple)) for part in answer):
-        optimizers, schedulers = list(answer[0]), list(answer[1])
-        return _only_optimizers(optimizers, name), [_schedule(s, name) for s in schedulers]
-    entries = list(answer) if isinstance(answer, (list, tuple)) else [answer]
-    optimizers, schedules = [], []
-    for entry in entries:
-        if isinstance(entry, Mapping):
-            unknown = set(entry) - {"optimizer", "lr_scheduler", "monitor", "frequency"}
-            if "optimizer" not in entry or unknown:
-                raise ConfigurationError(
-                    f"{name} returned a mapping with the keys {sorted(entry)}; expected 'optimizer' and, if wanted, "
-                    "'lr_scheduler' and 'monitor'."
-                )
-            optimizers.append(entry["optimizer"])
-            if entry.get("lr_scheduler") is not None:
-                schedules.append(_schedule(entry["lr_scheduler"], name, entry.get("monitor")))
-        else:
-            optimizers.append(entry)
-    return _only_optimizers(optimizers, name), schedules
-
-
-def _only_optimizers(found: Sequence[Any], name: str) -> list[Optimizer]:
-    for item in found:
-        if not isinstance(item, Optimizer):
-            raise ConfigurationError(f"{name} returned {item!r} where a torch.optim.Optimizer was expected.")
-    return list(found)
-
-
-def _schedule(entry: Any, name: str, monitor: str | None = None) -> Schedule:
-    if not isinstance(entry, Mapping):
-        entry = {"scheduler": entry}
-    unknown = sorted(set(entry) - {"scheduler", "interval", "frequency", "monitor", "strict", "name"})
-    interval = {"step": "update"}.get(entry.get("interval", "epoch"), entry.get("interval", "epoch"))
-    if unknown or "scheduler" not in entry or interval not in ("epoch", "update"):
-        raise ConfigurationError(
-            f"{name} returned the scheduler entry {dict(entry)!r}; expected the keys scheduler, interval ('epoch' or "
-            "'update'), frequency, monitor."
-        )
-    frequency, monitor = int(entry.get("frequency", 1)), entry.get("monitor", monitor)
-    schedule = Schedule(entry["scheduler"], interval, frequency, monitor, entry.get("name"))
-    if not callable(getattr(schedule.scheduler, "step", None)):
-        raise ConfigurationError(f"{name} returned {schedule.scheduler!r} as a scheduler; it has no step().")
-    if schedule.wants_metric and schedule.monitor is None:
-        raise ConfigurationError(
-            f"{name} returned a ReduceLROnPlateau without a metric to watch; add 'monitor': 'val/loss' (a name that "
-            "the module logs) to its entry."
-        )
-    return schedule
-
-
-def needs_closure(optimizer: Optimizer) -> bool:
-    """Whether ``step`` cannot be called without a closure (LBFGS)."""
-    closure = inspect.signature(type(optimizer).step).parameters.get("closure")
-    return closure is not None and closure.default is closure.empty
-
-
-def _check_optimizers(engine: Engine, manual: bool, before: set[int]) -> None:
-    offers = engine.strategy.offers
-    for optimizer in engine.optimizers:
-        if needs_closure(optimizer) and not manual:
-            raise ConfigurationError(
-                f"{type(optimizer).__name__} evaluates the loss several times per step, which automatic optimization "
-                "does not do. Set automatic_optimization = False and call optimizer.step(closure) in training_step, "
-                "with strategy 'single', without clipping, accumulation or fp16."
-            )
-    if not engine.optimizers:
-        return
-    if len(engine.optimizers) > 1 and not manual:
-        raise ConfigurationError(
-            f"configure_optimizers returned {len(engine.optimizers)} optimizers under automatic optimization, where "
-            "one loss has one optimizer. Put the parameters into groups of one optimizer, or set "
-            "automatic_optimization = False and step each of them yourself."
-        )
-    if manual and "manual_optimization" not in offers:
-        raise ConfigurationError(
-            f"strategy {type(engine.strategy).__name__!r} does not offer 'manual_optimization', which the module needs "
-            "(automatic_optimization = False). Use --strategy ddp or single."
-        )
-    held = set(engine.module.parameters())
-    given = [p for optimizer in engine.optimizers for group in optimizer.param_groups for p in group["params"]]
-    none, old = not any(p in held for p in given), any(id(p) in before and p not in held for p in given)
-    if none or old:
-        what = "none of the module's parameters" if none else "parameters that the module has no more"
-        raise ConfigurationError(
-            f"configure_optimizers returned an optimizer over {what}: it was built before the "
-            "strategy and the precision laid the module out. Build it from self.parameters() inside "
-            "configure_optimizers."
-        )

@@ -169,7 +169,7 @@ def gather(data: Any, world: World, sync_grads: bool) -> Any:
         if sync_grads and tensor.requires_grad:
             from torch.distributed.nn.functional import all_gather
 
-            return torch.stack(list(all_gather(tensor.contiguous())))  # type: ignore[no-untyped-call]
+            return torch.stack(list(all_gather(tensor.contiguous(), torch.distributed.group.WORLD)))  # type: ignore[no-untyped-call]
         parts = [torch.empty_like(tensor, requires_grad=False) for _ in range(world.world_size)]
         torch.distributed.all_gather(parts, tensor.detach().contiguous())
         return torch.stack(parts)

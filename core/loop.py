@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from . import gradients
+from . import gradients, losses
 from .check import FirstUpdate
 from .errors import ConfigurationError, DataError, TrivetError
 from .evaluation import evaluate
@@ -27,8 +27,8 @@ from .run import EPOCH_START, Run
 from .untouched import untouched
 
 if TYPE_CHECKING:
+    from .configured import Schedule
     from .data.train import Window
-    from .engine import Schedule
 
 
 # ---------------------------------------------------------------------------------------------------------------- fit
@@ -166,7 +166,13 @@ def update(run: Run, window: Window) -> None:
             run.zero_grad(optimizer)
 
     scale = None if scaler is None else scaler.scale
-    run.forward_backward(root, batches, scale)
+    try:
+        run.forward_backward(root, batches, scale)
+    except (RuntimeError, AttributeError, TypeError) as error:
+        at_fault = losses.of_step(run.micro and run.micro.output, engine.device) if automatic else None
+        if at_fault is None:
+            raise
+        raise at_fault from error
 
     if not automatic:
         result = manual_result(run)
@@ -312,15 +318,20 @@ def step_schedules(run: Run, interval: str, with_metric: bool | None = None) -> 
             continue
         if with_metric is None or with_metric == schedule.wants_metric:
             metric = monitored(run, schedule) if schedule.wants_metric else None
-            run.module.lr_scheduler_step(schedule.scheduler, metric)
+            if metric is not None or not schedule.wants_metric:
+                run.module.lr_scheduler_step(schedule.scheduler, metric)
 
 
-def monitored(run: Run, schedule: Schedule) -> float:
-    """The newest value of a schedule's metric, the same on all ranks: a collective where there are several."""
+def monitored(run: Run, schedule: Schedule) -> float | None:
+    """The newest value of a schedule's metric, the same on all ranks: a collective where there are several. None where
+    a schedule that is not strict has to wait for it."""
     available = run.trainer.callback_metrics
     if schedule.monitor not in available:
+        if not schedule.strict:
+            return None
         raise ConfigurationError(
-            f"a scheduler monitors {schedule.monitor!r}, which was never logged. Logged so far: {sorted(available)}."
+            f"a scheduler monitors {schedule.monitor!r}, which was never logged. Logged so far: {sorted(available)}. "
+            "Log it, or let the scheduler wait for it with 'strict': False in its entry."
         )
     value = available[schedule.monitor]
     if run.world.world_size == 1:

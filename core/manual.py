@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
-from . import gradients
+from . import gradients, losses
 from .errors import ConfigurationError
 from .hooks import call
 from .overridden import OptimizerView
@@ -114,12 +114,18 @@ class ManualOptimizer(OptimizerView):
 def backward(run: Run, loss: Tensor, options: dict[str, Any]) -> None:
     """Backward of a loss that is weighted by its micro-batch and scaled as the run needs it."""
     run.backwards += 1
-    if run.micro is not None and run.micro.weight is not None:
-        loss = loss * run.micro.weight
-    if run.engine.scaler is not None:
-        loss = loss * run.engine.scaler.scale
-    run.backward.options = options
-    run.engine.strategy.backward(run.engine.root, loss)
+    given, run.backward.options = loss, options
+    try:
+        if run.micro is not None and run.micro.weight is not None:
+            loss = loss * run.micro.weight
+        if run.engine.scaler is not None:
+            loss = loss * run.engine.scaler.scale
+        run.engine.strategy.backward(run.engine.root, loss)
+    except (RuntimeError, AttributeError, TypeError) as error:
+        at_fault = None if "gradient" in options else losses.refused(given, run.engine.device, "manual_backward got")
+        if at_fault is None:
+            raise
+        raise at_fault from error
 
 
 def clip_gradients(run: Run, optimizer: Any, value: float | None, algorithm: str | None) -> None:

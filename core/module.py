@@ -120,9 +120,9 @@ class Module(ModuleHooks):
 
     @property
     def trainer(self) -> Trainer:
-        """The Trainer of the run that this module is in."""
+        """The Trainer of the run that this module is in, or of the last one."""
         if self._trainer is None:
-            raise ConfigurationError(f"{type(self).__name__} is not attached to a Trainer: no job of one runs.")
+            raise ConfigurationError(f"{type(self).__name__} is not attached to a Trainer: no job of one had it yet.")
         return self._trainer
 
     @property

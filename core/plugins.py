@@ -522,7 +522,8 @@ def loss_in(output: Any) -> Tensor | None:
     if not isinstance(output, Mapping) or "loss" not in output:
         found = f"a mapping with the keys {sorted(map(str, output))}" if isinstance(output, Mapping) else repr(output)
         raise ConfigurationError(
-            f"training_step returned {found}; expected the loss, a mapping with it under 'loss', or None to skip."
+            f"training_step returned {found}; expected the loss as a tensor with its graph (without .item()), a "
+            "mapping with it under 'loss', or None to skip."
         )
     loss: Tensor | None = output["loss"]
     return loss

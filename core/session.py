@@ -81,6 +81,10 @@ def launch(trainer: Trainer, job: Job, resolved: Resolved) -> None:
     trainer.logged_metrics = result["logged_metrics"]
     trainer.final_metrics = result["metrics"]
     trainer.predictions = result["predictions"]
+    trainer.final_shown = result["shown"]
+    if job.stage == "fit":
+        trainer.sizes = result["sizes"]
+    trainer.hold(job)
 
 
 def start(trainer: Trainer, run_dir: Path, job: Job, resolved: Resolved) -> None:
@@ -121,6 +125,8 @@ def work(parts: Mapping[str, Any], world: World, out_dir: Path) -> None:
             "progress": trainer.progress,
             "metrics": trainer.callback_metrics,
             "logged_metrics": trainer.logged_metrics,
+            "shown": trainer.progress_bar_metrics,
+            "sizes": (trainer.train_data.num_batches, trainer.train_data.num_updates) if trainer.train_data else None,
             "checkpoint": callback.last_model_path or callback.best_model_path if callback else "",
             "weights": weights,
             "predictions": trainer.predictions,

@@ -213,8 +213,9 @@ class Trainer(View):
         self.at_boundary = True
         self.logged_metrics: dict[str, float] = {}
         self._run: Run | None = None
-        self._ended: Run | None = None  # of a single process, so that it can be saved afterwards
+        self._ended: Run | None = None  # the last fit's, so that it can be looked at and saved; else another job's
         self.final_metrics: dict[str, float] = {}
+        self.final_shown: dict[str, float] = {}
         self._started = time.monotonic()
 
     # ---------------------------------------------------------------------------------------------------- to call
@@ -324,7 +325,12 @@ class Trainer(View):
 
         ``metrics`` are stored beside the weights: give those that were computed from exactly these.
         """
-        run = self._ended if self._run is None and self._ended is not None else self._active()
+        run = self._kept()
+        if self._run is None and run.world.world_size > 1:
+            raise ConfigurationError(
+                f"save_checkpoint({str(path)!r}) after a run of {run.world.world_size} processes, which do not "
+                "communicate any more. Save within it, in a hook such as on_train_end, or use a Checkpoint callback."
+            )
         run.background.join()  # one save at a time
         world, own = run.world, capture.own_writer(run.engine)
         state = capture.capture(run)
@@ -374,7 +380,9 @@ class Trainer(View):
     # -------------------------------------------------------------------------------------------------------- inside
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_run": None, "_ended": None, "_module": None}
+        """What workers get: nothing of a job that ended."""
+        gone = dict.fromkeys(("_run", "_ended", "_module", "datamodule", "train_data"))
+        return {**self.__dict__, **gone, "eval_data": {}, "dataloaders": {}}
 
     def resolve(self, module: Module | None, world: World | None, *, launched: bool = False) -> Resolved:
         """The plugins, made and negotiated, for a world that an environment or, where ``launched``, a launcher gave."""
@@ -394,29 +402,31 @@ class Trainer(View):
         self._module = job.module
         self.at_boundary, self.validation_due, self.stage = True, False, job.stage
         self.forget_data()
-        object.__setattr__(job.module, "_trainer", self)
-        if job.datamodule is not None:
-            job.datamodule.trainer = self
+        self.hold(job)
+        if job.stage == "fit" or world.world_size > 1 or (self._ended and self._ended.module is not job.module):
+            self._ended = None  # before what needs memory is made
         self.logged_metrics = {}
         if job.stage == "fit":
             self.progress = Progress()
 
+    def hold(self, job: Job) -> None:
+        """Let the job's module and data module reach this Trainer, in the job and after it."""
+        object.__setattr__(job.module, "_trainer", self)
+        if job.datamodule is not None:
+            job.datamodule.trainer = self
+
     def attach(self, run: Run) -> None:
         """The run that the properties above read from; the module reaches it too."""
-        self._run, self._ended = run, None
+        self._run = run
         object.__setattr__(run.module, "_run", run)
 
     def detach(self) -> None:
-        """The run has ended: keep its metrics, let go of everything else."""
+        """The run has ended: keep what can be looked at."""
         if self._run is not None:
-            self.final_metrics = self.callback_metrics
+            self.final_metrics, self.final_shown = self.callback_metrics, self.progress_bar_metrics
             object.__setattr__(self._run.module, "_run", None)
-            self._ended = self._run if self.world.world_size == 1 else None
+            self._ended = self._ended or self._run
         self._run, self.stage = None, ""
-        object.__setattr__(self.module, "_trainer", None)
-        if self.datamodule is not None:
-            self.datamodule.trainer = None
-        self.forget_data()
 
     def _checkpoint(self, path: str | Path | None) -> str | None:
         if path not in ("last", "best"):

@@ -11,9 +11,10 @@ from .errors import ConfigurationError
 from .plugins import Strategy
 
 if TYPE_CHECKING:
+    from .configured import Schedule
     from .data.evaluation import EvalData
     from .data.train import TrainData
-    from .engine import Engine, Schedule
+    from .engine import Engine
     from .launch.world import World
     from .loggers.logger import Logger
     from .module import Module
@@ -31,9 +32,11 @@ class View:
     callbacks: list[Callback]
     default_root_dir: Path
     final_metrics: dict[str, float]
+    final_shown: dict[str, float]
     predictions: list[Any] | None = None  # what the last `predict` returned
     stage: str  # what runs: "fit", "sanity_check", "validate", "test", "predict", or "" for nothing
     _run: Run | None
+    _ended: Run | None
     _module: Module | None
 
     @property
@@ -47,7 +50,7 @@ class View:
     def progress_bar_metrics(self) -> dict[str, float]:
         """Those logged with ``prog_bar=True``."""
         if self._run is None:
-            return {}
+            return self.final_shown
         return {name: value for metrics in self._run.every_metrics for name, value in metrics.shown().items()}
 
     @property
@@ -134,6 +137,7 @@ class View:
         self.train_data: TrainData | None = None
         self.eval_data: dict[str, list[EvalData]] = {}
         self.dataloaders: dict[str, Any] = {}  # as they were given: "train", "val", "test", "predict"
+        self.sizes: tuple[int | None, int | None] | None = None  # of an epoch in workers: batches of a rank, updates
 
     @property
     def train_dataloader(self) -> Any:
@@ -155,13 +159,17 @@ class View:
     @property
     def num_training_batches(self) -> float:
         """Micro-batches of this rank in one epoch; infinity where the loader has no length."""
-        data = self.train_data
-        return float("inf") if data is None or data.num_batches is None else data.num_batches
+        batches = self._sizes()[0]
+        return float("inf") if batches is None else batches
 
     @property
     def num_updates(self) -> int | None:
         """Updates in one epoch, None where the loader has no length."""
-        return None if self.train_data is None else self.train_data.num_updates
+        return self._sizes()[1]
+
+    def _sizes(self) -> tuple[int | None, int | None]:
+        data = self.train_data
+        return self.sizes or (None, None) if data is None else (data.num_batches, data.num_updates)
 
     @property
     def estimated_stepping_batches(self) -> float:
@@ -204,16 +212,16 @@ class View:
 
     @property
     def optimizers(self) -> list[Any]:
-        return list(self._active().engine.optimizers)
+        return list(self._kept().engine.optimizers)
 
     @property
     def strategy(self) -> Strategy:
-        return self._active().engine.strategy
+        return self._kept().engine.strategy
 
     @property
     def engine(self) -> Engine:
         """The composed parts: ``accelerator``, ``precision``, ``schedules``, ``device``."""
-        return self._active().engine
+        return self._kept().engine
 
     def set_accumulation(self, batches: int) -> None:
         """How many micro-batches of each rank make an update, for epochs that begin after this. All ranks call it."""
@@ -254,7 +262,7 @@ class View:
     @property
     def lr_scheduler_configs(self) -> list[Schedule]:
         """The schedulers with when each is stepped."""
-        return list(self._active().engine.schedules)
+        return list(self._kept().engine.schedules)
 
     @property
     def log_every_n_steps(self) -> int:
@@ -264,3 +272,16 @@ class View:
         if self._run is None:
             raise ConfigurationError("this is known only while fit, validate, test or predict runs.")
         return self._run
+
+    def _kept(self) -> Run:
+        """The run, or the one that ended last in this process; of fits, where there was one."""
+        run = self._run or self._ended
+        if run is None and self.sizes is not None:
+            raise ConfigurationError(
+                "this fit ran in processes of its own, and its optimizers, schedulers and engine ended with them. Look "
+                "at them in a hook, such as on_train_end. What came back: the module's weights, callback_metrics, "
+                "progress, num_training_batches, and the callbacks' state with the paths of checkpoints."
+            )
+        if run is None:
+            raise ConfigurationError("this is known only while fit, validate, test or predict runs, and after it.")
+        return run

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from inspect import signature
@@ -13,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from trivet.errors import ConfigurationError
-from trivet.plugins import Context, Strategy
+from trivet.plugins import Context, MicroBatch, Strategy
 
 # torch 2.13 renamed the argument and warns of the old name
 BUFFERS = next(
@@ -81,6 +82,7 @@ class DDP(Strategy):
             context = replace(context, late=True)  # one flat average: torch's buckets change layout after an update
         self.context = context
         self.trainable = {param for param in root.parameters() if param.requires_grad}
+        self.unproved = True  # whether all of them get gradients
         if context.world.world_size == 1 or not self.trainable:
             return root  # torch wants a process group to wrap a module, and something to reduce in it
         cuda = context.device.type == "cuda"
@@ -100,6 +102,35 @@ class DDP(Strategy):
             # torch reads a hook's annotations, and cannot read those that are strings
             ddp.register_comm_hook(context.policy.reduce, lambda dtype, bucket: _reduce_in(dtype, bucket))
         return ddp
+
+    def forward_backward(self, root: nn.Module, batches: Iterable[MicroBatch], scale: float | None) -> None:
+        try:
+            super().forward_backward(root, batches, scale)
+        except RuntimeError as error:
+            # torch notices when the next forward begins, and numbers them in the order of those that are trained
+            found = re.search(r"Parameter indices which did not receive grad for rank \d+: ([\d ]+)", str(error))
+            if found is None:
+                raise
+            trained = [name for name, param in root.named_parameters() if param.requires_grad]
+            raise self._unused([trained[int(number)] for number in found[1].split()]) from error
+
+    def backward(self, root: nn.Module, loss: Tensor) -> None:
+        super().backward(root, loss)
+        if self.unproved and isinstance(root, DistributedDataParallel) and root.require_backward_grad_sync:
+            self.unproved = False  # a bucket that lacks one gradient was not averaged: torch says so an update late
+            if not (self.find_unused_parameters or self.static_graph):
+                unused = [name for name, param in root.named_parameters() if param.requires_grad and param.grad is None]
+                if unused:
+                    raise self._unused(unused)
+
+    def _unused(self, names: list[str]) -> ConfigurationError:
+        names = [name.removeprefix("module.module.") for name in names]  # the wrapper's name and the step's
+        listed = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
+        return ConfigurationError(
+            f"strategy 'ddp': rank {self.context.world.rank}'s loss did not depend on {listed}, which got no gradient, "
+            "and ddp waits for one of every parameter that requires it. Use --strategy.find_unused_parameters true, in "
+            "Python strategy={'name': 'ddp', 'find_unused_parameters': True}, or freeze what is not used."
+        )
 
     def no_sync(self, root: nn.Module) -> AbstractContextManager[Any]:
         return root.no_sync() if isinstance(root, DistributedDataParallel) else nullcontext()

@@ -12,7 +12,7 @@ from ..errors import ConfigurationError
 from .callback import Callback
 
 if TYPE_CHECKING:
-    from ..engine import Schedule
+    from ..configured import Schedule
     from ..module import Module
     from ..trainer import Trainer
 

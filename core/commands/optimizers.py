@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from ..engine import read_optimizers
+from ..configured import read_optimizers
 from ..errors import ConfigurationError
 from ..hooks import overrides
 from ..module import Module

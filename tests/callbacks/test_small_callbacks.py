@@ -14,7 +14,7 @@ from callback_runs import Net, loader, trainer
 from trivet import callbacks
 from trivet.callbacks import LambdaCallback, LearningRateMonitor, Timer
 from trivet.callbacks.learning_rate import group_names, named
-from trivet.engine import Schedule
+from trivet.configured import Schedule
 from trivet.errors import ConfigurationError
 
 

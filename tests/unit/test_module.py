@@ -317,7 +317,8 @@ def test_under_manual_optimization_the_module_steps_its_schedules():
 def test_a_module_without_optimizer():
     module = Configured(lambda m: None, manual=True)
     module.training_step = lambda batch, batch_idx: None
-    scalar.trainer().fit(module, scalar.loader(2))
+    with pytest.warns(UserWarning, match="returned no optimizer"):
+        scalar.trainer().fit(module, scalar.loader(2))
     assert module.w.item() == 0.0
 
 
@@ -325,8 +326,8 @@ REFUSED = [
     (lambda m: [sgd(m), sgd(m)], "returned 2 optimizers under automatic optimization"),
     (lambda m: "adam", r"returned 'adam' where a torch\.optim\.Optimizer was expected"),
     (lambda m: {"optim": sgd(m)}, r"returned a mapping with the keys \['optim'\]; expected 'optimizer'"),
-    (lambda m: ([sgd(m)], [{"interval": "epoch"}]), "expected the keys scheduler, interval"),
-    (lambda m: ([sgd(m)], [halving(sgd(m), interval="day")]), r"interval \('epoch' or 'update'\)"),
+    (lambda m: ([sgd(m)], [{"interval": "epoch"}]), "expected 'scheduler' and, where wanted, 'interval'"),
+    (lambda m: ([sgd(m)], [halving(sgd(m), interval="day")]), "'interval': 'day'; allowed are 'epoch' and 'update'"),
     (lambda m: ([sgd(m)], [3]), r"returned 3 as a scheduler; it has no step\(\)"),
     (
         lambda m: {"optimizer": sgd(m), "lr_scheduler": ReduceLROnPlateau(sgd(m))},

@@ -312,7 +312,9 @@ def test_data_that_does_not_fit_the_flags():
 
 
 def test_what_is_known_only_during_a_run_says_so():
-    with pytest.raises(ConfigurationError, match="this is known only while fit, validate, test or predict runs"):
+    with pytest.raises(
+        ConfigurationError, match="this is known only while fit, validate, test or predict runs, and after it"
+    ):
         scalar.trainer().optimizers  # noqa: B018
 
 

@@ -16,7 +16,7 @@ from ...callbacks.callback import Callback
 from ...commands import entry
 from ...commands.job import Job
 from ...commands.script import Script
-from ...engine import read_optimizers
+from ...configured import read_optimizers
 from ...errors import ConfigurationError
 from . import spelling
 from .arguments import LightningArgumentParser

@@ -19,6 +19,7 @@ from .combination import Request as Request
 from .combination import party, problems
 from .errors import ConfigurationError as ConfigurationError
 from .errors import Conflict, PlanError, PluginError
+from .launch import profiles
 from .launch.world import World
 from .plan import Plan as Plan
 from .registry import Selected
@@ -94,6 +95,7 @@ def _negotiate(
         on_skip=request.on_skip,
         deterministic=request.deterministic,
         launcher=request.world.source if request.world else request.launcher.name if request.launcher else "single",
+        comm_profile=request.comm_profile,
         returns_weights=request.returns_weights,
         distributions={side.kind: side.distribution for side in sides},
         versions={side.kind: side.version for side in sides},
@@ -231,11 +233,12 @@ def resolve(
     returns_weights: bool = True,
     needs: Mapping[str, frozenset[str]] | None = None,
     launcher: Any = "auto",
+    comm_profile: str | None = None,
 ) -> Resolved:
     """Make the plugins from what the user gave, choose for ``auto``, and negotiate.
 
     ``world`` is what an environment or launcher says, or None; where it says more nodes, ``num_nodes=1`` counts as not
-    given. ``launcher`` is ``"auto"`` in workers; otherwise that starts several processes on this machine, where no
+    given. ``comm_profile`` is a name in `launch.profiles`, or ``"auto"``. ``launcher`` is ``"auto"`` in workers; otherwise that starts several processes on this machine, where no
     environment did.
     Raises what `registry.make` and `negotiate` raise, and ConfigurationError for values that mean nothing.
     """
@@ -256,6 +259,10 @@ def resolve(
     if strategy == "auto":
         strategy, why = auto_strategy(count, num_nodes)
         notes.append(why)
+    if comm_profile is not None:
+        device_type = chosen_accelerator.plugin.device_type
+        comm_profile, why_profile = profiles.resolve(comm_profile, device_type, num_nodes, started=world is not None)
+        notes += why_profile
     chosen_strategy, chosen_precision = registry.make("strategy", strategy), registry.make("precision", precision)
     starts = None
     if launcher != "auto":
@@ -275,6 +282,7 @@ def resolve(
         clip=clip,
         deterministic=deterministic,
         returns_weights=returns_weights,
+        comm_profile=comm_profile,
         needs=needs or {},
         notes=tuple(notes),
     )

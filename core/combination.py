@@ -99,6 +99,7 @@ class Request:
     clip: Clip | None = None
     deterministic: bool = False
     returns_weights: bool = True
+    comm_profile: str | None = None
     needs: Mapping[str, frozenset[str]] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 

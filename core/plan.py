@@ -17,6 +17,7 @@ class Plan:
     listed them. ``backend`` is None for one process. Dtypes are names such as ``"bfloat16"``; ``state_dtype`` is the
     optimizer state's. ``accumulate`` is None as long as it follows from ``global_batch_size`` and the loader.
     ``launcher`` is ``"single"`` (this process), the launcher (``"local"``) or the environment of the processes.
+    ``comm_profile`` names a set of environment variables (`launch.profiles`), None where none was asked for.
     ``notes`` are sentences for the user.
     """
 
@@ -42,6 +43,7 @@ class Plan:
     on_skip: str | None = None
     deterministic: bool = False
     launcher: str = "single"
+    comm_profile: str | None = None
     returns_weights: bool = True
     distributions: Mapping[str, str] = field(default_factory=dict)
     versions: Mapping[str, str] = field(default_factory=dict)
@@ -71,6 +73,7 @@ class Plan:
             *((kind, self._plugin(kind)) for kind in ("strategy", "accelerator", "precision")),
             ("processes", self._processes()),
             ("device", f"{self.device_type}, {f'collectives by {self.backend}' if self.backend else 'no collectives'}"),
+            *([("comm profile", self.comm_profile)] if self.comm_profile else []),
             ("mesh", " x ".join(f"{name}={size}" for name, size in self.mesh.items()) or "none"),
             ("parameters", self._parameters()),
             ("compute", self.compute_dtype),

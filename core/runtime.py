@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
@@ -19,7 +20,7 @@ from .checkpoint import directory
 from .data.evaluation import EvalData
 from .engine import Engine, build
 from .errors import ConfigurationError
-from .launch import environments
+from .launch import environments, profiles
 from .launch.group import Group
 from .launch.launcher import Launcher
 from .launch.world import World
@@ -120,6 +121,7 @@ class Runtime:
         num_nodes: int = 1,
         precision: str | int | Precision | Mapping[str, Any] = "fp32",
         launcher: str | Launcher | Mapping[str, Any] = "auto",
+        comm_profile: str | None = None,
     ) -> None:
         self._request: dict[str, Any] = {
             "accelerator": accelerator,
@@ -128,6 +130,7 @@ class Runtime:
             "num_nodes": num_nodes,
             "precision": precision,
             "launcher": launcher,
+            "comm_profile": comm_profile,
         }
         resolved = resolve(world=environments.detect(), **self._request)
         self.plan, self._launcher = resolved.plan, resolved.launcher
@@ -194,6 +197,7 @@ class Runtime:
         self.plan, self.world = self._resolved.plan, world
         self.accelerator: Accelerator = self._resolved.accelerator.plugin
         accelerator = self.accelerator
+        profiles.apply(self.plan.comm_profile, os.environ, world.local_world_size)
         self.device: torch.device = accelerator.device(self.plan.device_index(world.local_rank))
         accelerator.setup(self.device)
         self._group = Group.open(world, self.plan.backend if world.world_size > 1 else None, self.device)

@@ -20,7 +20,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from ..errors import LaunchError
-from . import failures, payload
+from . import failures, payload, profiles
 from .launcher import Launcher
 from .signals import WARNING, asking, stopped_by
 
@@ -37,10 +37,12 @@ class Local(Launcher):
     """Processes on this machine, connected over the loopback interface. What ``launcher="auto"`` means."""
 
     def launch(self, function: str, parts: Mapping[str, Any], plan: Plan, *, run_dir: Path) -> None:
-        launch(function, parts, plan.world_size, run_dir=run_dir)
+        launch(function, parts, plan.world_size, run_dir=run_dir, comm_profile=plan.comm_profile)
 
 
-def launch(function: str, parts: Mapping[str, Any], world_size: int, *, run_dir: Path) -> None:
+def launch(
+    function: str, parts: Mapping[str, Any], world_size: int, *, run_dir: Path, comm_profile: str | None = None
+) -> None:
     """Run ``function`` in ``world_size`` new processes on this machine and return when all have ended.
 
     ``function`` (``"package.module:name"``) is called in each as ``function(parts, world, run_dir)``; rank 0 leaves in
@@ -61,7 +63,7 @@ def launch(function: str, parts: Mapping[str, Any], world_size: int, *, run_dir:
             "path": [str(entry) for entry in sys.path],
             "argv": sys.argv,
             "cwd": os.getcwd(),
-            "environ": _environ(world_size),
+            "environ": profiles.values(comm_profile, os.environ, world_size) | _environ(world_size),
         }
         (directory / "settings.json").write_text(json.dumps(settings))
         started.run()

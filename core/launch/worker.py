@@ -22,7 +22,7 @@ from types import FrameType
 from typing import Any, NoReturn
 
 from ..errors import STOPS, RankFailed
-from . import failures, watch
+from . import failures, profiles, watch
 from .torchrun import from_variables
 from .world import LAUNCH_DIR, World
 
@@ -41,6 +41,7 @@ def main(directory: Path, parent: int) -> int:
         os.environ.setdefault(name, value)
     os.environ[LAUNCH_DIR] = str(directory)
     world = from_variables(os.environ, source="local")
+    profiles.bind(os.environ, world.local_rank, world.local_world_size)
     guard = _guard(directory, parent, world)
     (directory / f"pid-{world.rank}").write_text(str(os.getpid()))
     try:

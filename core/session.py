@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import signal
 import sys
 import tempfile
@@ -26,6 +27,7 @@ from .data.transfer import transfer
 from .engine import build, compiling, with_hooks
 from .errors import STOPS, ConfigurationError, LaunchError, RankFailed, Terminated, TrivetError
 from .hooks import Hooks, call, check_names, overrides
+from .launch import profiles
 from .launch.group import Group
 from .launch.signals import Stop
 from .launch.world import World
@@ -193,6 +195,7 @@ def run(trainer: Trainer, job: Job, resolved: Resolved, world: World, out_dir: P
         leaving.callback(trainer.detach)
         leaving.callback(lambda: teardown(job, hooks))
         try:
+            profiles.apply(plan.comm_profile, os.environ, world.local_world_size)
             group = Group.open(world, plan.backend if world.world_size > 1 else None, device)
             beginning = Beginning(job.ckpt_path) if job.settled else resume.follow(trainer, job, group, leaving)
             job = job if job.settled else begun(trainer, job, beginning)

@@ -50,6 +50,8 @@ class Trainer(View):
         precision: ``fp32 fp64 bf16-mixed fp16-mixed bf16-true fp16-true`` or a third party's.
         plugins: objects of a Strategy, Accelerator, Precision or Launcher, instead of the argument of that name.
         launcher: ``"auto"`` (``local``, where several processes are wanted and no environment started them), or a name.
+        comm_profile: a named set of variables for NCCL, gloo and OpenMP, such as ``"cuda-ethernet"``, or ``"auto"``.
+            What is set already stays. ``trivet env --profile NAME`` shows it.
         logger: True for a CSV logger, False for none, or one or several: names, objects or mappings.
         callbacks: likewise; a `Checkpoint` and a progress bar are added where there are none, nobody else's ever is.
         max_epochs: epochs after which training ends; 1000 where no other limit is given, -1 for no limit.
@@ -109,6 +111,7 @@ class Trainer(View):
         num_nodes: int = 1,
         precision: str | int | Precision | Mapping[str, Any] | None = "fp32",
         launcher: str | Launcher | Mapping[str, Any] = "auto",
+        comm_profile: str | None = None,
         plugins: Any = None,
         logger: flags.Loggers = None,
         callbacks: flags.Callbacks = None,
@@ -176,6 +179,7 @@ class Trainer(View):
             **{name: g[name] for name in ("accelerator", "strategy", "precision", "launcher")},
             "devices": devices,
             "num_nodes": num_nodes,
+            "comm_profile": comm_profile,
             "on_skip": on_skip,
             "accumulate": None if global_batch_size else accumulate_grad_batches,
             "global_batch_size": global_batch_size,

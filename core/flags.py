@@ -35,14 +35,11 @@ Callbacks = Callback | str | dict[str, Any] | list[Callback | str | dict[str, An
 def limits(
     *, max_epochs: int | None, min_epochs: int | None, max_steps: int | None, min_steps: int | None, max_time: Any,
     val_check_interval: Any, check_val_every_n_epoch: int | None, num_sanity_val_steps: int | None,
-    log_every_n_steps: int | str | None,
+    log_every_n_steps: int | None,
 ) -> tuple[Limits, float | None]:  # fmt: skip
     """The limits of a run, checked, and the fraction of an epoch between validations, where it is one."""
     max_steps = -1 if max_steps is None else max_steps
     num_sanity_val_steps = 2 if num_sanity_val_steps is None else num_sanity_val_steps
-    if isinstance(log_every_n_steps, str):
-        also = ("a number of updates",)
-        log_every_n_steps = interval("log_every_n_steps", log_every_n_steps, "updates", also=also).count
     log_every = 50 if log_every_n_steps is None else log_every_n_steps
     for name, value, lowest in (
         ("max_epochs", max_epochs, -1), ("min_epochs", min_epochs, 0), ("max_steps", max_steps, -1),

@@ -52,6 +52,45 @@ def interval(name: str, value: Any, *units: str, also: tuple[str, ...] = ()) -> 
     return found
 
 
+# Flags that count one thing: the unit of each, and which flag counts another.
+COUNTED = {
+    "max_epochs": "epochs", "min_epochs": "epochs", "check_val_every_n_epoch": "epochs",
+    "reload_dataloaders_every_n_epochs": "epochs", "max_steps": "updates", "min_steps": "updates",
+    "log_every_n_steps": "updates", "num_sanity_val_steps": "batches", "accumulate_grad_batches": "batches",
+}  # fmt: skip
+PARTS = ("overfit_batches", *(f"limit_{stage}_batches" for stage in ("train", "val", "test", "predict")))
+LIMITS = {"epochs": "epochs", "updates": "steps", "seconds": "time"}
+
+
+def numbers(given: Mapping[str, Any]) -> dict[str, Any]:
+    """A Trainer's arguments with numbers in the place of strings that say their unit: ``max_epochs="3 epochs"``."""
+    found = dict(given)
+    for name, value in given.items():
+        if not isinstance(value, str):
+            continue
+        if name in COUNTED:
+            found[name] = _counted(name, value, COUNTED[name])
+        elif name in PARTS:
+            part = interval(name, value, "batches", "epochs", also=("a number of batches", "a fraction (float)"))
+            if part.unit == "epochs" and part.number > 1:
+                raise ConfigurationError(f"{name}={value!r}: a limit is at most '1 epoch'.")
+            found[name] = part.number if part.unit == "epochs" else part.count
+    return found
+
+
+def _counted(name: str, value: str, unit: str) -> int:
+    """A whole number of the one unit that a flag has."""
+    read = _read(value)
+    if read is None or read.unit != unit or read.number != read.count:
+        kind, _, what = name.partition("_")
+        other = f"{kind}_{LIMITS[read.unit]}" if read is not None and read.unit in LIMITS else ""
+        hint = (
+            f" That is what {other} is for." if what in LIMITS.values() and other not in ("", name, "min_time") else ""
+        )
+        raise ConfigurationError(f"{name}={value!r}: allowed are a whole number of {unit}; '100 {unit}'.{hint}")
+    return read.count
+
+
 def _read(value: Any) -> Interval | None:
     if isinstance(value, timedelta):
         return Interval(value.total_seconds(), "seconds")

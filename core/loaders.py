@@ -10,6 +10,7 @@ from torch.utils.data import DataLoader, IterableDataset, RandomSampler, Sequent
 from .data.combined import CombinedLoader, combined, eval_data, evaluation_loaders
 from .data.datamodule import DataModule
 from .data.evaluation import EvalData
+from .data.sharding import derive_accumulation
 from .data.train import TrainData
 from .errors import ConfigurationError
 from .hooks import check_several_loaders, overrides
@@ -57,8 +58,9 @@ def load(
     return trainer.eval_data
 
 
-def reloading(run: Run, job: Job) -> Callable[[], None] | None:
-    """What asks for the loaders anew where an epoch begins, by ``reload_dataloaders_every_n_epochs``."""
+def reloading(run: Run, job: Job, read: Callable[[Run], None]) -> Callable[[], None] | None:
+    """What asks for the loaders anew where an epoch begins, by ``reload_dataloaders_every_n_epochs``; ``read`` looks at
+    those that were got."""
     trainer = run.trainer
     every = trainer.reload_dataloaders_every_n_epochs
     if not every:
@@ -73,8 +75,15 @@ def reloading(run: Run, job: Job) -> Callable[[], None] | None:
         if run.progress.epoch % every or run.progress.epoch == run.loaded_in:
             return
         run.close_data()
-        run.data = load(trainer, job, run.world, training(job), accumulate=run.accumulate, seed=run.seed)
+        loader, size, world_size = training(job), trainer.global_batch_size, run.world.world_size
+        assert run.train_data is not None
+        if size is not None:
+            run.accumulate = derive_accumulation(size, getattr(loader, "batch_size", None), world_size)
+        else:  # what a scheduler of it, or the checkpoint, has set since
+            run.accumulate = -(-run.train_data.batches_per_update // world_size)
+        run.data = load(trainer, job, run.world, loader, accumulate=run.accumulate, seed=run.seed)
         run.train_data, run.loaded_in = trainer.train_data, run.progress.epoch
+        read(run)
 
     return reload
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -26,10 +27,29 @@ def of(metrics: Metrics) -> dict[str, Any]:
         }
         for (where, key, s), total in zip(slots, totals, strict=True)
     ]  # fmt: skip
+    _tell_of_lost(metrics)
     ranks = [json.loads(text) for text in metrics.group.exchange(f"state/{metrics.stage}", json.dumps(mine))]
     if metrics.objects is None or not metrics.objects.stateful:
         return {"ranks": ranks}
     return {"ranks": ranks, "objects": _gathered(metrics), "logged": _logged(metrics)}
+
+
+def _tell_of_lost(metrics: Metrics) -> None:
+    """Within an epoch: of objects that cannot be read by name a resumed run would know only what comes after."""
+    from .metric_objects import Collection, Stateful
+
+    for one in metrics.object_slots.values():
+        parts = [part for _, part in one.metric.items()] if isinstance(one.metric, Collection) else [one.metric]
+        lost = next((part for part in parts if not isinstance(part, Stateful)), None)
+        if lost is None or not one.used or one.path in metrics.told or metrics.group.world.rank:
+            continue
+        metrics.told.add(one.path)
+        warnings.warn(
+            f"a checkpoint written within an epoch does not hold what the metric {one.path!r} ({type(lost).__name__}) "
+            "has gathered: a run that goes on from it computes this epoch's value from the batches that are left. "
+            "Derive the metric from torchmetrics.Metric, or save at the end of epochs.",
+            stacklevel=2,
+        )
 
 
 def _gathered(metrics: Metrics) -> list[Any]:

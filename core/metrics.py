@@ -54,6 +54,7 @@ class Metrics:
         self.sizes_known = True  # whether ``weight`` is the number of samples, and not 1 for want of it
         self.values: dict[str, Any] = {}  # name -> last value as a number or tensor: what callback_metrics shows
         self.packed = Packed(stage, group)
+        self.told: set[str] = set()  # metric objects of which a warning was given
 
     # ------------------------------------------------------------------------------------------------- to record
 

@@ -324,18 +324,21 @@ def join(
         same_on_all_ranks=same_on_all_ranks(group),
         backward=backward, keeps_predictions=job.stage == "predict" and keeps_predictions(trainer, job),
     )  # fmt: skip
-    weighs = overrides(module, Module, "batch_weight")
-    for kind, metrics in (
-        ("train", running.train_metrics),
-        ("val", running.val_metrics),
-        ("test", running.test_metrics),
-    ):
+    read_loaders(running)
+    if train:
+        running.reload = loaders.reloading(running, job, read_loaders)
+    return running
+
+
+def read_loaders(run: Run) -> None:
+    """What is known of the run by its loaders: whether they say how many samples are in a batch, and how long an epoch
+    is."""
+    trainer, weighs = run.trainer, overrides(run.module, Module, "batch_weight")
+    for kind, metrics in (("train", run.train_metrics), ("val", run.val_metrics), ("test", run.test_metrics)):
         given = trainer.dataloaders.get(kind)
         metrics.sizes_known = (weighs and kind == "train") or loaders.says_sizes(given)
-    if train:
-        running.limits = validation_interval(running, trainer.val_fraction)
-        running.reload = loaders.reloading(running, job)
-    return running
+    if run.train_data is not None:
+        run.limits = validation_interval(run, trainer.val_fraction)
 
 
 def validation_interval(run: Run, fraction: float | None) -> Limits:

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 from . import registry
 from .errors import ConfigurationError
+from .intervals import numbers
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -60,7 +61,7 @@ def known_arguments(init: F) -> F:
         for name in given:
             if name not in parameters:
                 raise UnknownArgument(unknown(name, parameters))
-        init(self, **given)
+        init(self, **numbers(given))
 
     return checked  # type: ignore[return-value]
 

@@ -117,6 +117,24 @@ def test_the_interval_of_the_log_has_a_unit():
     assert scalar.trainer(log_every_n_steps="7 updates").log_every_n_steps == 7
 
 
+UNITS = [
+    ({"max_epochs": "2 epochs"}, [0, 1, 2, 3, *V] * 2),
+    ({"max_steps": "2 updates"}, [0, 1]),
+    ({"max_steps": "5 steps", "min_steps": "5 updates"}, [0, 1, 2, 3, *V, 0]),
+    ({"max_epochs": 2, "check_val_every_n_epoch": "2 epochs"}, [0, 1, 2, 3, 0, 1, 2, 3, *V]),
+    ({"num_sanity_val_steps": "1 batch"}, [*V, 0, 1, 2, 3, *V]),
+    ({"limit_train_batches": "2 batches", "limit_val_batches": "1 epoch"}, [0, 1, *V]),
+    ({"limit_train_batches": "0.5 epochs"}, [0, 1, *V]),
+    ({"overfit_batches": "2 batches"}, [0, 1, *V]),
+    ({"val_check_interval": "1 update", "accumulate_grad_batches": "2 batches"}, [0, 1, *V, 2, 3, *V]),
+]
+
+
+@pytest.mark.parametrize(("options", "expected"), UNITS, ids=lambda v: str(v) if isinstance(v, dict) else "")
+def test_a_number_may_say_its_unit(options, expected):
+    assert trace(**options) == expected
+
+
 def test_test_and_predict_are_limited_too():
     module = Traced()
     trainer = scalar.trainer(limit_test_batches=2, limit_predict_batches=0.5)
@@ -150,6 +168,49 @@ def test_reload_dataloaders_every_n_epochs():
         assert module.trace == ["train", "val", 0, *V, *expected, 0, *V]
     with pytest.raises(ConfigurationError, match="fit was given the training loader itself"):
         fit(reload_dataloaders_every_n_epochs=1)
+
+
+class Reloaded(Traced):
+    """Asked again and again, it gives more data, in larger batches where there are ``sizes``."""
+
+    def __init__(self, sizes=(1,)):
+        super().__init__()
+        self.asked, self.sizes, self.updates = 0, sizes, []
+
+    def train_dataloader(self):
+        self.asked += 1
+        return scalar.loader(4 * self.asked, self.sizes[min(self.asked, len(self.sizes)) - 1])
+
+    def val_dataloader(self):
+        return scalar.loader(1)
+
+    def on_train_epoch_end(self):
+        self.updates.append(self.global_step)
+
+
+def test_reloaded_data_keeps_what_was_set_since():
+    module = Reloaded()
+    scheduler = trivet.callbacks.GradientAccumulationScheduler({1: 2})
+    trainer = scalar.trainer(max_epochs=3, reload_dataloaders_every_n_epochs=1, callbacks=[scheduler])
+    trainer.fit(module)
+    assert module.updates == [4, 8, 14]  # 4 updates of one batch, then of two
+
+    module = Reloaded()
+    scalar.trainer(max_epochs=2, reload_dataloaders_every_n_epochs=1, val_check_interval=0.5).fit(module)
+    assert module.trace == [0, 1, *V, 2, 3, *V, 0, 1, 2, 3, *V, 4, 5, 6, 7, *V]
+
+    module = Reloaded(sizes=(1, 2))
+    scalar.trainer(max_epochs=2, reload_dataloaders_every_n_epochs=1, global_batch_size=4).fit(module)
+    assert module.updates == [1, 3]
+
+
+def test_reloaded_data_keeps_the_accumulation_of_a_checkpoint(tmp_path):
+    first = scalar.trainer(max_epochs=1, accumulate_grad_batches=2)
+    first.fit(Reloaded())
+    first.save_checkpoint(tmp_path / "c")
+    module = Reloaded()
+    scalar.trainer(max_epochs=3, reload_dataloaders_every_n_epochs=1).fit(module, ckpt_path=tmp_path / "c")
+    assert module.updates == [4, 8]  # of 4 and of 8 batches, two at a time
 
 
 class Looks(Traced):
@@ -326,7 +387,15 @@ REFUSED = [
     ({"check_val_every_n_epoch": None}, "check_val_every_n_epoch=None: then val_check_interval counts on"),
     ({"max_time": "3 updates"}, "max_time='3 updates': allowed are a number of seconds; '10 min'"),
     ({"max_time": {"weeks_": 1}}, "max_time=.*allowed are"),
-    ({"log_every_n_steps": "10 min"}, "log_every_n_steps='10 min': allowed are a number of updates; '100 updates'"),
+    ({"log_every_n_steps": "10 min"}, "log_every_n_steps='10 min': allowed are a whole number of updates; '100"),
+    ({"max_epochs": "3 updates"}, "max_epochs='3 updates': allowed are .* '100 epochs'. That is what max_steps is for"),
+    ({"max_steps": "1 h"}, "max_steps='1 h': allowed are .* '100 updates'. That is what max_time is for"),
+    ({"min_epochs": "2 steps"}, "min_epochs='2 steps': allowed are .* That is what min_steps is for"),
+    ({"max_epochs": "1.5 epochs"}, "max_epochs='1.5 epochs': allowed are a whole number of epochs; '100 epochs'.$"),
+    ({"max_epochs": "three"}, "max_epochs='three': allowed are a whole number of epochs"),
+    ({"accumulate_grad_batches": "2 updates"}, "accumulate_grad_batches='2 updates': allowed are .* batches"),
+    ({"limit_val_batches": "2 epochs"}, "limit_val_batches='2 epochs': a limit is at most '1 epoch'"),
+    ({"limit_train_batches": "2 updates"}, "allowed are a number of batches; a fraction .*'100 batches'; '0.5 epochs'"),
     ({"fast_dev_run": 0.5}, r"fast_dev_run=0\.5: expected True, False or a number of batches"),
     ({"reload_dataloaders_every_n_epochs": -1}, "reload_dataloaders_every_n_epochs=-1: expected a whole number"),
     ({"plugins": ["ddp"]}, "plugins='ddp': expected objects of a Strategy, Accelerator, Precision or Launcher"),

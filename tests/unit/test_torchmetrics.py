@@ -1,7 +1,10 @@
 """Metric objects by duck typing: torchmetrics where it is installed, and objects of one's own."""
 
+import warnings
+
 import pytest
 import scalar
+import trivet
 from ranks import on_two_ranks
 from torch import nn
 from trivet.errors import ConfigurationError
@@ -32,6 +35,48 @@ def fit(module, samples=5, batch_size=2, *, val=None, ckpt_path=None, **options)
     trainer = scalar.trainer(**({"logger": logger, "log_every_n_steps": 1} | options))
     trainer.fit(module, scalar.loader(samples, batch_size), val and scalar.loader(val, batch_size), ckpt_path=ckpt_path)
     return trainer, logger
+
+
+class Counts(nn.Module):
+    """By duck typing: a metric that nobody can read by name."""
+
+    def __init__(self):
+        super().__init__()
+        self.reset()
+
+    def update(self, batch):
+        self.total += float(batch.sum())
+
+    def compute(self):
+        return self.total
+
+    def reset(self):
+        self.total = 0.0
+
+
+class Counted(Measured):
+    def __init__(self):
+        super().__init__(call=False, on_step=False, on_epoch=True)
+        self.train_mean = Counts()
+
+
+@pytest.mark.parametrize("at", [1, 3])
+def test_a_checkpoint_says_which_metric_it_cannot_hold(tmp_path, at):
+    class Saves(trivet.Callback):
+        def on_update_end(self, trainer, module):
+            if trainer.global_step == at:
+                trainer.save_checkpoint(tmp_path / "one")
+                trainer.save_checkpoint(tmp_path / "two")
+
+        def on_train_end(self, trainer, module):
+            trainer.save_checkpoint(tmp_path / "three")
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        fit(Counted(), callbacks=[Saves()])
+    told = [str(one.message) for one in caught if "does not hold" in str(one.message)]
+    assert len(told) == 1
+    assert "does not hold what the metric 'train_mean' (Counts) has gathered" in told[0]
 
 
 def test_the_epochs_value_is_computed_and_reset_at_its_end():

@@ -114,7 +114,8 @@ class Job:
             from .provenance import explain_values
 
             defaults = flat(self._parser.get_defaults(skip_validation=True).as_dict())
-            print(explain_values(bare["--explain"], flat(self.config), defaults, self.selection, self._filling.filled))
+            own = self.script.trainer_defaults
+            print(explain_values(bare["--explain"], flat(self.config), defaults, self.selection, self._filling, own))
             raise SystemExit(0)
         if "--print_config" in bare:
             print(self.config_text(), end="")

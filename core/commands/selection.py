@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import Any, NamedTuple
@@ -96,7 +96,7 @@ def _options(command: str, argv: Sequence[str], bare: dict[str, str]) -> Iterato
         if name in alone:
             if equals and name != "--explain":
                 raise ConfigurationError(f"{token} has a value, and {name} takes none.")
-            follows = bool(tokens) and not tokens[0].startswith("-") and name == "--explain"
+            follows = name == "--explain" and _is_key(tokens, alone)
             bare[name] = value if equals else tokens.pop(0) if follows else ""
             continue
         name = {"-c": "--config"}.get(name, name)
@@ -114,6 +114,13 @@ def _options(command: str, argv: Sequence[str], bare: dict[str, str]) -> Iterato
                 raise ConfigurationError(f"{name} {why}" + ("" if near else " A switch is given as true or false."))
             value = tokens.pop(0)
         yield Flag(_plain_key(name.removeprefix("--")), value, name, False)
+
+
+def _is_key(tokens: Sequence[str], alone: Container[str]) -> bool:
+    """Whether the next word is a key, also where it is written as a flag that has no value."""
+    if not tokens or tokens[0] in alone or "=" in tokens[0]:
+        return False
+    return not tokens[0].startswith("-") or len(tokens) == 1 or tokens[1].startswith("--")
 
 
 def _plain_key(key: str) -> str:

@@ -122,7 +122,13 @@ def test_a_link_is_above_files_and_below_flags(fits: list[Any], capsys: pytest.C
     capsys.readouterr()
     with pytest.raises(SystemExit):
         fit("--data.batch_size", "4", "--explain", "model.batch_size", "--model.num_classes", "1", links=STATIC)
-    assert "the link from data.batch_size to model.batch_size  <- rules" in capsys.readouterr().out
+    assert "8  the link" not in (said := capsys.readouterr().out)
+    assert "4  the link from data.batch_size to model.batch_size  <- rules" in said
+    with pytest.raises(SystemExit):
+        fit("--explain", "model.num_classes", links=COMPUTED)
+    said = " ".join(capsys.readouterr().out.split())
+    assert said.startswith("model.num_classes = (known when its source is made)")
+    assert said.endswith("the link from data.num_classes to model.num_classes <- rules")
 
 
 @pytest.mark.parametrize("backwards", [False, True])

@@ -78,6 +78,19 @@ def test_defaults_then_files_then_environment_then_flags(
         ["0.3", "TRIVET_FIT__MODEL__LR"],
         ["0.4", "--model.lr", "<-", "rules"],
     ]
+    told = " ".join(shown(capsys, "--explain", "trainer.max_epochs", "--max_epochs", "3").split())
+    assert told == "max_epochs = 3 1 the default of the script 3 --max_epochs <- rules"
+    flags = ["--callbacks", "EarlyStopping", "--callbacks.monitor", "x", "--logger+", "csv", "--optimizer", "SGD"]
+    for key, said in {
+        "callbacks.monitor": "callbacks.monitor = x null the default x --callbacks.monitor <- rules",
+        "callbacks.0.class_path": "early_stopping --callbacks <- rules",
+        "logger.class_path": "csv --logger+ <- rules",
+        "--optimizer": "torch.optim.SGD --optimizer <- rules",
+        "seed_everything": "seed = 0 0 the default",
+        "ckpt_path": "ckpt_path = null null the default",
+        "model.init_args.width": "model.width = 5 4 the default 5 a.yaml <- rules",
+    }.items():
+        assert said in " ".join(shown(capsys, *flags, *files, "--explain", key).split())
     everything = shown(capsys, *files, "--explain")
     assert "model.width = 5" in everything
     assert "num_nodes" not in everything

@@ -185,7 +185,8 @@ def load_optimizers(engine: Engine, state: TrainState, path: str | Path) -> None
         if own is None:
             raise CheckpointError(
                 f"strategy {writer!r} wrote the optimizer state of this checkpoint into its own folder {stored!r}, "
-                f"which no other strategy reads. Resume with --strategy {writer}. {weights}"
+                f"which no other strategy reads. To resume with any: trivet checkpoint convert {str(path)!r} -o NEW, and "
+                f"resume from NEW; or resume with --strategy {writer}. {weights}"
             )
         raise CheckpointError(
             f"this strategy resumes from its own folder {own!r}, which this checkpoint of strategy {writer!r} does not "
@@ -245,7 +246,10 @@ def load_by_name(
         )
     for index, (group, old) in enumerate(zip(packed["param_groups"], saved["groups"], strict=True)):
         here = names_of(optimizer.param_groups[index]["params"], names, index)
-        if sorted(here) != sorted(old["params"]):
+        stored = set(old["params"])
+        frozen = [n for n, p in zip(here, optimizer.param_groups[index]["params"], strict=True) if not p.requires_grad]
+        # DeepSpeed's groups have none of the frozen ones, and no optimizer keeps anything for them
+        if sorted(name for name in here if name in stored or name not in frozen) != sorted(old["params"]):
             raise CheckpointError(
                 f"parameter group {index} differs: only in the checkpoint {sorted(set(old['params']) - set(here))}, "
                 f"only here {sorted(set(here) - set(old['params']))}."

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.distributed import HashStore  # type: ignore[attr-defined]
 from torch.optim import Optimizer
 from trivet import gradients
+from trivet.checkpoint.convert_deepspeed import CLASSES
 from trivet.errors import CheckpointError, ConfigurationError, PluginBroken, TrivetError
 from trivet.plugins import APPLIED, Choice, Clip, Context, MicroBatch, Policy, StepResult, Strategy
 from trivet.scaling import LossScaler
@@ -320,6 +321,10 @@ class DeepSpeed(Strategy):
                 f"{str(folder)!r} was written by DeepSpeed with {stored}, and this run has {mine}; DeepSpeed resumes "
                 "only where they are the same."
             )
+        for file in sorted(folder.rglob("*.pt")):  # DeepSpeed unpickles whatever they name
+            named = set(torch.serialization.get_unsafe_globals_in_checkpoint(file))
+            if odd := sorted(named - set(CLASSES)):
+                raise CheckpointError(f"{str(file)!r} would make objects of {', '.join(odd)}, which are not DeepSpeed's.")
         found, _ = self.engine.load_checkpoint(str(folder), tag=TAG, load_lr_scheduler_states=False)
         if found is None:
             raise CheckpointError(f"DeepSpeed found nothing to load in {str(folder)!r}.")

@@ -185,8 +185,8 @@ def load_optimizers(engine: Engine, state: TrainState, path: str | Path) -> None
         if own is None:
             raise CheckpointError(
                 f"strategy {writer!r} wrote the optimizer state of this checkpoint into its own folder {stored!r}, "
-                f"which no other strategy reads. To resume with any: trivet checkpoint convert {str(path)!r} -o NEW, and "
-                f"resume from NEW; or resume with --strategy {writer}. {weights}"
+                f"which no other strategy reads. To resume with any: trivet checkpoint convert {str(path)!r} -o NEW, "
+                f"and resume from NEW; or resume with --strategy {writer}. {weights}"
             )
         raise CheckpointError(
             f"this strategy resumes from its own folder {own!r}, which this checkpoint of strategy {writer!r} does not "

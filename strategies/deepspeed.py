@@ -324,7 +324,8 @@ class DeepSpeed(Strategy):
         for file in sorted(folder.rglob("*.pt")):  # DeepSpeed unpickles whatever they name
             named = set(torch.serialization.get_unsafe_globals_in_checkpoint(file))
             if odd := sorted(named - set(CLASSES)):
-                raise CheckpointError(f"{str(file)!r} would make objects of {', '.join(odd)}, which are not DeepSpeed's.")
+                names = ", ".join(odd)
+                raise CheckpointError(f"{str(file)!r} would make objects of {names}, which are not DeepSpeed's.")
         found, _ = self.engine.load_checkpoint(str(folder), tag=TAG, load_lr_scheduler_states=False)
         if found is None:
             raise CheckpointError(f"DeepSpeed found nothing to load in {str(folder)!r}.")

@@ -22,6 +22,7 @@ _BASES = {
     "callback": ("callbacks.callback", "Callback"),
     "environment": ("launch.environment", "Environment"),
     "launcher": ("launch.launcher", "Launcher"),
+    "submitter": ("launch.submitter", "Submitter"),
 }
 
 INTERFACED = ("strategy", "accelerator", "precision")  # whose base classes are one numbered interface

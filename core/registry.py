@@ -29,6 +29,7 @@ GROUPS = {
     "callback": "trivet.callbacks",
     "environment": "trivet.environments",
     "launcher": "trivet.launchers",
+    "submitter": "trivet.submitters",
 }
 
 # Other spellings of our own names. The bare numbers mean what Lightning made them mean: 16 is fp16-mixed.
@@ -184,6 +185,8 @@ def _not_found(kind: str, name: str, listed: list[Entry], unreadable: list[str])
     elif near:
         text += f" Did you mean {near[0]!r}?"
     text += f" Available: {', '.join(sorted(available)) or 'none'}."
+    if kind == "launcher" and any(entry.name == meant for entry in entries("submitter")):
+        text += f" `trivet submit --to {meant} ...` hands a command to {meant} as a job."
     if unreadable:
         text += f" The entry points of these distributions could not be read: {'; '.join(unreadable)}."
     return text

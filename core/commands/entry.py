@@ -35,6 +35,8 @@ commands:
   plugins     list the installed strategies, accelerators, precisions, ...;
               --matrix shows what goes together, `plugins new` writes one
   checkpoint  list, inspect, verify, consolidate, diff or convert checkpoints
+  env         show who started this process, and what a profile would set
+  submit      hand a command to a cluster, or print the job (--dry-run)
 
 {prog} COMMAND --help tells more; with --strategy NAME, --model CLASS and so on
 given, it includes their own options.
@@ -43,7 +45,7 @@ options:
   -h, --help  show this message
   --version   show the version
 """
-COMMANDS = ("fit", "validate", "test", "predict", "plan", "plugins", "checkpoint")
+COMMANDS = ("fit", "validate", "test", "predict", "plan", "plugins", "checkpoint", "env", "submit")
 
 
 def cli(
@@ -116,6 +118,15 @@ def run(argv: Sequence[str], *, prog: str, script: Script | None = None) -> tupl
             from .checkpoint import run_checkpoint
 
             return run_checkpoint(argv[1:], prog=f"{prog} checkpoint"), None
+        if command == "env":
+            from .env import show_env
+
+            return show_env(argv[1:], prog=f"{prog} env"), None
+        if command == "submit":
+            from .submit import submit
+
+            program = ("python", sys.argv[0]) if prog.startswith("python ") else ("trivet",)
+            return submit(argv[1:], prog=f"{prog} submit", program=program), None
         from .job import run_job
         from .script import Script
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from .. import registry
-from ..errors import ConfigurationError, PluginError, TrivetError
+from ..errors import ConfigurationError, PluginError, PluginInvalid, TrivetError
 from .environment import Environment, Node
 from .world import LAUNCH_DIR, World
 
@@ -79,21 +79,25 @@ def ask(environ: Mapping[str, str]) -> Iterator[Answer]:
         return
     for entry in [registry.find("environment", choice)] if choice else registry.entries("environment"):
         try:
-            environment = registry.make("environment", entry).plugin
-        except (PluginError, ConfigurationError) as error:
+            found = answer(entry, environ)
+        except PluginError as error:
             if choice:
                 raise
             warnings.warn(f"{error} It was not asked whether it started this process.", stacklevel=2)
             continue
-        answer = _answer(entry, environment, environ)
-        if choice and answer.world is None and answer.node is None:
+        if choice and found.world is None and found.node is None:
             raise ConfigurationError(
-                f"{CHOICE}={choice!r}, but {entry} did not start this process: {', '.join(answer.reasons)}."
+                f"{CHOICE}={choice!r}, but {entry} did not start this process: {', '.join(found.reasons)}."
             )
-        yield answer
+        yield found
 
 
-def _answer(entry: registry.Entry, environment: Environment, environ: Mapping[str, str]) -> Answer:
+def answer(entry: registry.Entry, environ: Mapping[str, str]) -> Answer:
+    """Ask one environment. Raises what it raises, and PluginError where it cannot be used."""
+    try:
+        environment: Environment = registry.make("environment", entry).plugin
+    except ConfigurationError as error:
+        raise PluginInvalid(str(error)) from error
     try:
         world = environment.detect(environ)
         node = environment.node(environ) if world is None else None

@@ -155,6 +155,6 @@ def share(cores: list[int], local_rank: int, processes: int) -> list[int]:
 
 
 def bind(environ: Mapping[str, str], local_rank: int, processes: int) -> None:
-    """Bind this process to its share of the cores, where `AFFINITY` asks for it. A worker does so before torch loads."""
+    """Bind this process to its share of the cores, where `AFFINITY` asks for it; before torch is loaded."""
     if environ.get(AFFINITY) == "own" and hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, share(own_cores(), local_rank, processes))

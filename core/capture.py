@@ -95,6 +95,10 @@ def restore(run: Run, state: TrainState, path: str | Path) -> None:
 def _restore(run: Run, state: TrainState, path: str | Path) -> None:
     engine, trainer = run.engine, run.trainer
     _check_shapes(state)
+    if run.train_data is not None:
+        run.train_data.load_state_dict(state.data)
+    if trainer.exact_resume:
+        refuse_inexact(run, state)
     load_callbacks(trainer.callbacks, state.callbacks)  # first: one may have added groups to an optimizer, or refuse
     if len(state.schedulers) != len(engine.schedules):
         raise CheckpointError(
@@ -106,8 +110,6 @@ def _restore(run: Run, state: TrainState, path: str | Path) -> None:
         schedule.scheduler.load_state_dict(saved)
     if engine.scaler is not None and state.scaler is not None:
         engine.scaler.load_state_dict(state.scaler)
-    if run.train_data is not None:
-        run.train_data.load_state_dict(state.data)
     run.train_metrics.load_state_dict(state.metrics)
     run.seed = state.seed
     if run.world.rank < len(state.host_noise):
@@ -143,6 +145,25 @@ def undone(callbacks: list[Any], states: Mapping[str, Any]) -> Iterator[None]:
             with suppress(Exception):  # the error that is on its way is the one to be seen
                 callback.load_state_dict(old)
         raise
+
+
+def refuse_inexact(run: Run, state: TrainState) -> None:
+    """Raise CheckpointError where the run would not go on to the bit as the one that wrote the checkpoint."""
+    stored, here = state.plan, run.plan.to_dict()
+    reasons = [
+        f"{name} was {stored.get(name)!r} and is {here[name]!r}"
+        for name in ("strategy", "accelerator", "precision", "world_size", "deterministic")
+        if stored.get(name) != here[name]
+    ]
+    if run.plan.world_size > 2 and not run.plan.deterministic:
+        reasons.append("on more than 2 processes reductions keep their order only with deterministic=True")
+    if run.train_data is not None and run.train_data.inexact is not None:
+        reasons.append(run.train_data.inexact)
+    if reasons:
+        raise CheckpointError(
+            f"exact_resume=True, and this run would not go on exactly: {'; '.join(reasons)} Without exact_resume it "
+            "goes on all the same."
+        )
 
 
 def _by_rank(value: int, world: World) -> list[int]:

@@ -89,7 +89,7 @@ def settle(given: dict[str, Any]) -> dict[str, Any]:
     given["precision"] = "fp32" if given["precision"] is None else given["precision"]
     place_plugins(given)
     check_type("deterministic", given["deterministic"], (True, False, "warn"))
-    for name in ("detect_anomaly", "sync_batchnorm", "barebones", "inference_mode"):
+    for name in ("detect_anomaly", "sync_batchnorm", "barebones", "inference_mode", "exact_resume"):
         check_type(name, given[name], (True, False))
     if given["deterministic"] and given["benchmark"]:
         raise ConfigurationError(

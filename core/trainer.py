@@ -80,6 +80,7 @@ class Trainer(View):
             ``"samples"`` goes on with the other ranks' samples. Declaring it costs one collective per update.
         uneven: for iterable data that ends at different times on different ranks: ``"error"``, ``"drop"``, ``"join"``.
         reload_dataloaders_every_n_epochs: ask the module or data module for its loaders again; 0 for never.
+        exact_resume: refuse to go on from a checkpoint unless the run is then, to the bit, the one that was ended.
         deterministic: use deterministic algorithms only, and fix the order of reductions. ``"warn"`` where an operation
             has none, instead of an error.
         benchmark: let cuDNN choose algorithms by trying.
@@ -138,6 +139,7 @@ class Trainer(View):
         on_skip: str | None = None,
         uneven: str = "error",
         reload_dataloaders_every_n_epochs: int | str = 0,
+        exact_resume: bool = False,
         deterministic: bool | str | None = None,
         benchmark: bool | None = None,
         detect_anomaly: bool = False,
@@ -168,7 +170,7 @@ class Trainer(View):
         flags.check_choice("uneven", uneven, ("error", "drop", "join"))
         self.accumulate_grad_batches, self.global_batch_size = accumulate_grad_batches, global_batch_size
         self.on_skip, self.uneven = on_skip, uneven
-        self.reload_dataloaders_every_n_epochs = reload_dataloaders_every_n_epochs
+        self.reload_dataloaders_every_n_epochs, self.exact_resume = reload_dataloaders_every_n_epochs, exact_resume
         self.deterministic, self.benchmark, self.inference_mode = g["deterministic"], benchmark, inference_mode
         self.detect_anomaly, self.sync_batchnorm = detect_anomaly, sync_batchnorm
         self.default_root_dir = Path(default_root_dir or "trivet_runs")

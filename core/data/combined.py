@@ -156,6 +156,8 @@ class Combined:
     """
 
     batch_size = None
+    reads = "that is combined of several"
+    inexact = None
 
     def __init__(
         self,
@@ -240,10 +242,10 @@ class Combined:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from there."""
-        states = state.get("loaders", [])
+        states = state["loaders"]
         if len(states) != len(self._sources):
             raise DataError(
-                f"the checkpoint's training data was of {len(states) or 'one'} loader(s), this CombinedLoader holds "
+                f"the checkpoint's training data was of {len(states)} loaders, this CombinedLoader holds "
                 f"{len(self._sources)}."
             )
         for source, one in zip(self._sources, states, strict=True):

@@ -92,6 +92,9 @@ class _Deal:
 class Indexed:
     """The windows of a loader whose samples are dealt among ranks by index."""
 
+    reads = "that is read by index"
+    inexact = None  # any position can be gone to
+
     def __init__(
         self,
         loader: DataLoader[Any],

@@ -68,6 +68,7 @@ class LocalBatches:
         self._order: Order | None = None
         self._deal: _Seeded | None = None
         self._counted = False
+        self.left = False  # whether an iterator was begun that has not come to its end
         if isinstance(part, DataLoader) and self.owner is None:
             self._order = Order(part, seed, iterable=isinstance(part.dataset, IterableDataset))
             if part.batch_sampler is not None:
@@ -79,11 +80,12 @@ class LocalBatches:
                 self.part = copy_loader(part, **replaced)
 
     def epoch(self, epoch: int, start: int = 0) -> Iterator[tuple[Any, float]]:
-        """The batches of an epoch from number ``start`` on, which is 0 unless `can_start_anywhere`."""
+        """The batches of an epoch from number ``start`` on, which is 0 where the loader cannot go there."""
         if self._deal is not None:
             self._deal.epoch = epoch
         seed_all(derive(self._seed, ORDER, epoch, 0))
         iterator = iter(self.part)
+        self.left = True
         if iterator is self.part and epoch > 0:
             iterator = self._reopened(iterator, epoch)
         if self.owner is None:
@@ -93,6 +95,7 @@ class LocalBatches:
                 seed_all(derive(self._seed, SAMPLE, epoch, turn(number, self._rank, self._world_size)))
             batch = next(iterator, _END)
             if batch is _END:
+                self.left = False
                 return
             if self._counted:
                 samples, batch = batch
@@ -114,10 +117,16 @@ class LocalBatches:
         if self._order is not None:
             self._order.set_epoch(epoch)
 
-    @property
-    def can_start_anywhere(self) -> bool:
-        """Whether an epoch can begin in its middle without reading what comes before."""
-        return self.owner is not None or isinstance(self.part, Sequence)
+    def own_state(self) -> dict[str, Any] | None:
+        """Of a loader that owns its position: what it says, and whether it stands within an epoch."""
+        return None if self.owner is None else {"state": self.owner.state_dict(), "left": self.left}
+
+    def load_own_state(self, state: dict[str, Any], *, within: bool) -> None:
+        """Put a loader back that owns its position; not ``within`` an epoch, the next one begins from its beginning."""
+        assert self.owner is not None
+        self.owner.load_state_dict(state["state"])
+        if state["left"] and not within:
+            iter(self.part)  # goes on with the epoch that was left before its end, so that the next one begins anew
 
     def generators(self) -> dict[str, Any]:
         """The states of the user's generators, see `Order.state`."""
@@ -140,6 +149,8 @@ class LocalBatches:
 
 class Stream:
     """The windows of a loader that each rank reads for itself."""
+
+    reads = "that each rank reads for itself"
 
     def __init__(
         self,
@@ -187,11 +198,14 @@ class Stream:
 
     def epoch(self, epoch: int) -> Iterator[Window]:
         """The windows of one epoch, from the position that was loaded where the loader can go there."""
-        resumed, self._resumed = self._resumed, None
+        lost, resumed, self._resumed = self.inexact, self._resumed, None
         self._batches.set_epoch(epoch)
-        start = 0 if resumed is None else self._resume(resumed, epoch)
+        start = 0 if resumed is None else self._resume(resumed, epoch, lost)
         self._epoch, self._position, self._running = epoch, start, True
         self._generators = self._batches.generators()
+        if resumed is not None and resumed["finished"] and resumed["epoch"] == epoch:
+            self.end_epoch()  # its last window had been handed out
+            return
         limit = limited(self._limit, known_length(self._batches.part), 1, self._text)
         source = islice(self._batches.epoch(epoch, start), None if limit is None else max(0, limit - start))
         spare: Any = None
@@ -202,9 +216,10 @@ class Stream:
             if window is None:
                 break
             self._position += len(window.batches)
-            window.last = self._finished = limit is not None and self._position >= limit
+            ended = len(window.batches) < self._accumulate  # on all ranks
+            window.last = self._finished = ended or (limit is not None and self._position >= limit)
             yield window
-            if len(window.batches) < self._accumulate or window.last:
+            if window.last:
                 break
         if self._position == 0 and self._limit != 0:
             raise DataError(f"the loader gives no batch in epoch {epoch}: {self._text}.")
@@ -269,11 +284,11 @@ class Stream:
 
         All ranks call it: where the loader owns its position, the ranks' states are gathered.
         """
-        owner, states = self._batches.owner, None
-        if owner is not None:
-            states = [owner.state_dict()] * self._world_size
+        states = None
+        if (own := self._batches.own_state()) is not None:
+            states = [own] * self._world_size
             if self._world_size > 1:
-                dist.all_gather_object(states, owner.state_dict())
+                dist.all_gather_object(states, own)
         return {
             "epoch": self._epoch,
             "position": self._position,
@@ -286,10 +301,11 @@ class Stream:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from there; the next call of `epoch` has to be for that epoch, or for the next if it was finished."""
-        if state.get("loader") is not None and state["world_size"] != self._world_size:
+        if state["loader"] is not None and self._batches.owner is not None and state["world_size"] != self._world_size:
             raise DataError(
-                f"the loader owns its position, and its state is of {state['world_size']} processes; this run has "
-                f"{self._world_size}. Resume with {state['world_size']} processes."
+                f"{self._text} owns its position, which the checkpoint holds for {state['world_size']} processes; this "
+                f"run has {self._world_size}. Resume with {state['world_size']} processes, or use a torch DataLoader "
+                "over a data set that is read by index: its position holds for any number."
             )
         self._accumulate, rest = divmod(state["batches_per_update"], self._world_size)
         if rest:
@@ -300,23 +316,34 @@ class Stream:
             )
         self._epoch, self._position, self._running, self._resumed = state["epoch"], state["position"], False, state
 
-    def _resume(self, state: dict[str, Any], epoch: int) -> int:
+    @property
+    def inexact(self) -> str | None:
+        """Why the position that was loaded cannot be gone to, where it cannot."""
+        state = self._resumed
+        if state is None or not state["position"] or state["finished"]:
+            return None
+        if self._batches.owner is not None and state["loader"] is not None:
+            return None
+        if isinstance(self._batches.part, Sequence) and state["world_size"] == self._world_size:
+            return None
+        return (
+            f"{self._text} cannot go to batch {state['position']}, where the checkpoint was written, without reading "
+            f"the data before it: epoch {state['epoch']} begins anew. To resume exactly, use a loader with state_dict "
+            "and load_state_dict, such as torchdata's StatefulDataLoader, or save at the end of an epoch."
+        )
+
+    def _resume(self, state: dict[str, Any], epoch: int, lost: str | None) -> int:
         """Go to where the state says; return the number of the first batch."""
-        position, owner = state["position"], self._batches.owner
-        if state["epoch"] == epoch - 1 and state["finished"]:
-            return 0
-        if state["epoch"] != epoch:
+        follows = state["finished"] and state["epoch"] == epoch - 1
+        if state["epoch"] != epoch and not follows:
             raise DataError(f"the training data stands in epoch {state['epoch']}, but epoch {epoch} was asked for.")
-        self._batches.load_generators(state["generators"])
-        if owner is not None and state["loader"] is not None:
-            owner.load_state_dict(state["loader"][self._rank])
-            return int(position)
-        if position and (not self._batches.can_start_anywhere or state["world_size"] != self._world_size):
-            warnings.warn(
-                f"{self._text} cannot go to batch {position}, where the checkpoint was written, without reading the "
-                f"data before it: epoch {epoch} begins anew. To resume exactly, give the loader state_dict and "
-                "load_state_dict.",
-                stacklevel=2,
-            )
+        position = 0 if follows else int(state["position"])
+        if not follows:
+            self._batches.load_generators(state["generators"])
+        if self._batches.owner is not None and state["loader"] is not None:
+            within = position > 0 and not state["finished"]
+            self._batches.load_own_state(state["loader"][self._rank], within=within)
+        elif lost is not None:
+            warnings.warn(lost, stacklevel=2)
             return 0
-        return int(position)
+        return position

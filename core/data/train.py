@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from ..errors import ConfigurationError
+from ..errors import ConfigurationError, DataError
 from .combined import Combined, is_dealt
 from .indexed import Indexed
 from .sharding import is_indexed
@@ -110,10 +110,21 @@ class TrainData:
         """Give the first epoch's order in all of them, to see the same batches again under a limit."""
         self._source.keep_order()
 
+    @property
+    def inexact(self) -> str | None:
+        """Why training cannot go on exactly where the loaded state stands, if it cannot."""
+        return self._source.inexact
+
     def state_dict(self) -> dict[str, Any]:
         """The position, as plain data, the same on all ranks. All ranks call it (see `Stream.state_dict`)."""
-        return self._source.state_dict()
+        return {"reads": self._source.reads, **self._source.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on where the state stands: `epoch` has to be called for its epoch next."""
+        reads = state.get("reads", "of no known kind")
+        if reads != self._source.reads:
+            raise DataError(
+                f"the checkpoint holds the position in a loader {reads}, and this run has one {self._source.reads}. "
+                "Resume with the same kind of loader."
+            )
         self._source.load_state_dict(state)

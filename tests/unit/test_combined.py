@@ -132,7 +132,7 @@ def test_resumed_in_the_middle_of_an_epoch(tmp_path: Any) -> None:
     trainer.save_checkpoint(tmp_path / "five")
     rest, _ = train(14, tmp_path / "five")
     assert first.seen + rest.seen == whole.seen
-    with pytest.raises(DataError, match=r"was of 2 loader\(s\), this CombinedLoader holds 1"):
+    with pytest.raises(DataError, match=r"was of 2 loaders, this CombinedLoader holds 1"):
         scalar.trainer(max_steps=9).fit(Sees(), {"a": scalar.loader(7)}, ckpt_path=tmp_path / "five")
 
 

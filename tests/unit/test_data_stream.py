@@ -202,7 +202,7 @@ def test_a_loader_that_owns_its_position_is_resumed_by_itself():
     assert [[m.batch for m in w.batches] for w in found] == [[3, 4], [5]]
     assert [[m.index for m in w.batches] for w in found] == [[2, 3], [4]]
     assert batches(second, 1) == [[1, 2], [3, 4], [5]]
-    with pytest.raises(DataError, match="its state is of 1 processes; this run has 2"):
+    with pytest.raises(DataError, match="checkpoint holds for 1 processes; this run has 2"):
         train(already_sharded(Positioned(5)), 0, 2).load_state_dict(state)
 
 
@@ -358,5 +358,5 @@ def test_with_a_real_process_group(tmp_path: Any):
     found = sorted(queue.get(timeout=60) for _ in workers)
     for worker in workers:
         worker.join(60)
-    states = [{"position": 1}, {"position": 2}]
+    states = [{"state": {"position": position}, "left": True} for position in (1, 2)]
     assert found == [(0, 3.0, 2 / 3, states), (1, 3.0, 4 / 3, states)]

@@ -69,6 +69,7 @@ def select(
     settings.merge(script.layer(slots), "the script")
     for path in [option.value for option in options if option.key == "config"]:
         settings.merge(read_file(path), path)
+    _say_twice(options, slots)
     cleared: set[str] = set()
     for option in options:
         if option.key != "config":
@@ -114,6 +115,22 @@ def _options(command: str, argv: Sequence[str], bare: dict[str, str]) -> Iterato
                 raise ConfigurationError(f"{name} {why}" + ("" if near else " A switch is given as true or false."))
             value = tokens.pop(0)
         yield Flag(_plain_key(name.removeprefix("--")), value, name, False)
+
+
+def _say_twice(options: Sequence[Flag], slots: Mapping[str, Slot]) -> None:
+    """Say which of two flags with the same key rules: the last, so that a script's flags may be followed by others."""
+    given: dict[str, Flag] = {}
+    for option in (option for option in options if not option.environment and option.key != "config"):
+        head = option.key.partition(".")[0].removesuffix("+")
+        several = option.key.endswith("+") or (head in slots and slots[head].several)
+        before = given.get(option.key)
+        given[option.key] = option
+        if not several and before is not None and before.value != option.value:
+            print(
+                f"trivet: {option.shown} is given twice, as {before.value!r} and {option.value!r}. The last one rules.",
+                file=sys.stderr,
+                flush=True,
+            )
 
 
 def _is_key(tokens: Sequence[str], alone: Container[str]) -> bool:

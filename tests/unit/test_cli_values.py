@@ -115,6 +115,14 @@ def test_names_in_the_environment_are_checked(
     assert "TRIVET_FIT__MODEL__WIDTH='wide'. Expected int." in refused(capsys)
 
 
+def test_a_flag_that_is_given_twice_is_told(fits: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
+    trainer = fit("--max_epochs", "3", "--model.lr", "1", "--trainer.max_epochs=5", "--model.lr", "1")
+    assert trainer.max_epochs == 5
+    said = capsys.readouterr().err
+    assert "--trainer.max_epochs is given twice, as '3' and '5'. The last one rules." in said
+    assert "--model.lr" not in said
+
+
 # ---------------------------------------------------------------------------------------------------------------- files
 
 

@@ -439,10 +439,12 @@ class Checkpoint(Callback):
                 )
 
     def _free_path(self, trainer: Trainer, metrics: dict[str, float], prefix: str = "") -> str:
+        from ..checkpoint import places
+
         name = prefix + self.format_name(trainer.progress.epoch, trainer.progress.update, metrics)
         assert self._where is not None
         path, version = Path(self._where) / name, 0
-        while path.exists():
+        while places.taken(path):
             version += 1
             path = path.with_name(f"{name}-v{version}")
         return str(path)

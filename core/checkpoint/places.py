@@ -46,6 +46,12 @@ def probe(directory: Path) -> None:
     trial.rmdir()
 
 
+def taken(path: Path) -> bool:
+    """Whether something has this name, or a save is under way that will."""
+    prefix = f".{path.name}.tmp-"
+    return path.exists() or (path.parent.is_dir() and any(p.name.startswith(prefix) for p in path.parent.iterdir()))
+
+
 def publish(temporary: Path, target: Path) -> None:
     """Give the complete checkpoint ``temporary`` its name. A kill between two renames is repaired by `sweep`."""
     old = None

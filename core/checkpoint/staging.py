@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import warnings
 from collections.abc import Mapping
 from concurrent.futures import Future
@@ -17,7 +18,7 @@ from torch.distributed.checkpoint.staging import AsyncStager
 from torch.distributed.checkpoint.state_dict_saver import AsyncSaveResponse, async_save
 from torch.distributed.tensor import DTensor
 
-from .tensors import ALONE, Finish, Planner, Writer
+from .tensors import ALL, ALONE, Finish, Planner, Writer
 
 
 class Buffers(AsyncStager):
@@ -36,18 +37,19 @@ class Buffers(AsyncStager):
         return False  # `stage` returns when everything is copied
 
     @torch.no_grad()
-    def stage(self, state_dict: Mapping[str, Any]) -> dict[str, Any]:
+    def stage(self, state_dict: dict[str, Any]) -> dict[str, Any]:
         """What DCP's plan is made of: each tensor's shape and dtype, and the buffers in place of plain tensors."""
         self.failure = None
         try:
             kept, self.of = self.of, {}
             places: dict[Any, Tensor] = {}  # tied tensors have one buffer
-            staged = {name: self._copy(name, tensor, kept, places) for name, tensor in state_dict.items()}
-            if any(tensor.device.type != "cpu" for tensor in state_dict.values()):
+            tensors = state_dict[ALL]
+            staged = {name: self._copy(name, tensor, kept, places) for name, tensor in tensors.items()}
+            if any(tensor.device.type != "cpu" for tensor in tensors.values()):
                 torch.accelerator.synchronize()
         except Exception as error:  # of this rank alone: the plan tells the others, who wait for it
             self.failure, self.of, staged = error, {}, {}
-        return staged
+        return {ALL: staged}
 
     def synchronize_staging(self) -> None:
         return None  # nothing is left to wait for
@@ -80,9 +82,10 @@ class _FromBuffers(Planner):
 
     def __init__(self, buffers: Buffers) -> None:
         super().__init__()
-        self.buffers = buffers
+        self.buffers, self.begun = buffers, threading.Event()
 
     def create_local_plan(self) -> SavePlan:
+        self.begun.set()
         if self.buffers.failure is not None:
             raise self.buffers.failure
         return super().create_local_plan()
@@ -96,16 +99,20 @@ def write_behind(
 ) -> Future[Any]:
     """As `tensors.write`, but it returns when the tensors are copied. ``group`` is for the collectives of the thread;
     without one nothing is collective. The future brings what DCP raised, see `tensors.told`."""
-    # not for this call alone: the thread warns at any time, and filters are no thread's own
-    warnings.filterwarnings("ignore", message=ALONE)
     # nothing is to be copied from a device any more, and a new thread would look for one on the wrong device
-    writer = Writer(directory, finish, per_thread_copy_ahead=0)
-    saving = async_save(
-        dict(tensors),
-        storage_writer=writer,
-        planner=_FromBuffers(buffers),
-        process_group=group,
-        async_stager=buffers,
-        no_dist=group is None,
-    )
-    return saving.upload_completion if isinstance(saving, AsyncSaveResponse) else saving
+    writer, planner = Writer(directory, finish, per_thread_copy_ahead=0), _FromBuffers(buffers)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=ALONE)
+        saving = async_save(
+            {ALL: tensors},
+            storage_writer=writer,
+            planner=planner,
+            process_group=group,
+            async_stager=buffers,
+            no_dist=group is None,
+        )
+        future = saving.upload_completion if isinstance(saving, AsyncSaveResponse) else saving
+        future.add_done_callback(lambda _: planner.begun.set())
+        if group is None:
+            planner.begun.wait()  # until the thread has warned: filters are no thread's own
+    return future

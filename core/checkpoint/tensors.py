@@ -31,6 +31,7 @@ from ..errors import CheckpointError
 from .sums import Sum, Summing
 
 Finish = Callable[[dict[str, Sum]], None]
+ALL = "all"  # one entry for DCP, which makes a record of each before it begins: a second for 10,000
 ALONE = "torch.distributed is disabled, unavailable or uninitialized"  # a warning of DCP, where there is one process
 
 # What DCP pickles into its metadata file. It reads it back with plain pickle, which would run anything: we don't.
@@ -62,7 +63,7 @@ def write(
     on all ranks if anything failed on any, ``finish`` included.
     """
     writer = Writer(directory, finish)
-    _run(lambda: save(dict(tensors), storage_writer=writer, planner=Planner(), no_dist=not distributed))
+    _run(lambda: save({ALL: tensors}, storage_writer=writer, planner=Planner(), no_dist=not distributed))
 
 
 def metadata(directory: Path) -> Metadata:
@@ -134,10 +135,15 @@ def _reason(error: BaseException) -> str:
 
 
 class Planner(DefaultSavePlanner):
-    """DCP's planner of a flat dict of tensors."""
+    """DCP's planner of the dict of tensors that stands under `ALL`."""
 
     def __init__(self) -> None:
         super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False, dedup_save_to_lowest_rank=True)
+
+    def set_up_planner(
+        self, state_dict: dict[str, Any], storage_meta: StorageMeta | None = None, is_coordinator: bool = False
+    ) -> None:
+        super().set_up_planner(state_dict[ALL], storage_meta, is_coordinator)
 
 
 @dataclass(frozen=True)

@@ -95,7 +95,7 @@ def restore(run: Run, state: TrainState, path: str | Path) -> None:
 def _restore(run: Run, state: TrainState, path: str | Path) -> None:
     engine, trainer = run.engine, run.trainer
     _check_shapes(state)
-    if run.train_data is not None:
+    if run.train_data is not None and state.data:  # a converted checkpoint has no position: its epoch begins anew
         run.train_data.load_state_dict(state.data)
     if trainer.exact_resume:
         refuse_inexact(run, state)

@@ -68,6 +68,8 @@ def read(directory: Path) -> dict[str, Any]:
     file = directory / NAME
     if not directory.exists():
         raise CheckpointError(f"cannot read checkpoint {str(directory)!r}: it does not exist")
+    if directory.is_file():
+        raise CheckpointError(f"cannot read checkpoint {str(directory)!r}: {_of_file(directory)}")
     if not file.is_file():
         raise CheckpointError(
             f"cannot read checkpoint {str(directory)!r}: it has no {NAME}; it is no checkpoint, or an incomplete one"
@@ -77,6 +79,21 @@ def read(directory: Path) -> dict[str, Any]:
         return _checked(values)
     except (OSError, ValueError, TypeError, RecursionError) as error:
         raise CheckpointError(f"cannot read checkpoint {str(directory)!r}: bad {NAME}: {error}") from error
+
+
+def _of_file(path: Path) -> str:
+    """What to do with a file, since a checkpoint is a directory."""
+    if path.suffix == ".safetensors":
+        return (
+            "it is a file of weights alone. Load them into the module: "
+            f"module.load_state_dict(safetensors.torch.load_file({str(path)!r}))"
+        )
+    if path.name == NAME:
+        return f"it is a part of the checkpoint {str(path.parent)!r}; give that"
+    return (
+        "it is a file, and a checkpoint is a directory. If Lightning wrote it, make one of it: trivet checkpoint "
+        f"convert {str(path)!r} -o NEW"
+    )
 
 
 def check_files(directory: Path, values: dict[str, Any]) -> None:

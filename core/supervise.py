@@ -74,7 +74,7 @@ class Supervisor:
                 passed.append(devices)
                 continue
             ids = None
-            if "device_ids" in resolved.accelerator.plugin.offers():
+            if "device_ids" in resolved.combination.accelerator.offers:
                 known = plan.device_ids or tuple(range(before))
                 ids = [index for rank, index in enumerate(known) if rank != error.rank][:devices]
             trainer.use_devices(ids or devices, batches // devices)

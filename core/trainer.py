@@ -120,7 +120,7 @@ class Trainer(View):
         min_epochs: int | str | None = None,
         max_steps: int | str | None = -1,
         min_steps: int | str | None = None,
-        max_time: str | float | timedelta | dict[str, int] | None = None,
+        max_time: float | str | timedelta | dict[str, int] | None = None,
         limit_train_batches: int | float | str | None = 1.0,
         limit_val_batches: int | float | str | None = 1.0,
         limit_test_batches: int | float | str | None = 1.0,

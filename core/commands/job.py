@@ -197,7 +197,9 @@ class Job:
         keys = self.selection.keys_of(slot)
         if slot.several:
             found = [{"class_path": self.values[key][slot.selector], "init_args": self.live(key)} for key in keys]
-            return [*objects, *found] if objects or keys else self.selection.settings.values.get(slot.key)
+            held = self.selection.settings.values.get(slot.key)
+            none = False if slot.kind == "logger" else None  # of an empty list
+            return [*objects, *found] if objects or keys else none if held == {} else held
         name, options = self.values[slot.key][slot.selector], self.live(slot.key)
         if objects and slot.key not in self.selection.settings.values:
             return objects[0]

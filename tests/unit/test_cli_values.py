@@ -115,6 +115,27 @@ def test_names_in_the_environment_are_checked(
     assert "TRIVET_FIT__MODEL__WIDTH='wide'. Expected int." in refused(capsys)
 
 
+def test_values_as_they_are_typed(fits: list[Any]) -> None:
+    """What YAML and unions of types make of the words of a terminal."""
+    for words, name, value in (
+        (["--max_time", "90"], "limits.max_seconds", 90.0),
+        (["--max_time", "10 min"], "limits.max_seconds", 600.0),
+        (["--max_time", "{minutes: 3}"], "limits.max_seconds", 180.0),
+        (["--limit_train_batches", "1"], "limit_train_batches", 1),
+        (["--limit_train_batches", "1.0"], "limit_train_batches", 1.0),
+        (["--val_check_interval", "100 updates"], "val_check_interval", "100 updates"),
+        (["--val_check_interval", "0.5"], "val_check_interval", 0.5),
+        (["--max-epochs", "7"], "max_epochs", 7),
+        (["--deterministic", "warn"], "deterministic", "warn"),
+        (["--compile", "{mode: default}"], "compile", {"mode": "default"}),
+        (["--optimizer", "SGD", "--gradient_clip_val=.5"], "clip.value", 0.5),
+    ):
+        found: Any = fit(*words)
+        for part in name.split("."):
+            found = getattr(found, part)
+        assert (found, type(found)) == (value, type(value)), words
+
+
 def test_a_flag_that_is_given_twice_is_told(fits: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
     trainer = fit("--max_epochs", "3", "--model.lr", "1", "--trainer.max_epochs=5", "--model.lr", "1")
     assert trainer.max_epochs == 5
@@ -216,7 +237,8 @@ def test_loggers(capsys: pytest.CaptureFixture[str]) -> None:
     trainer = fit("--logger", "csv", "--logger.name", "x", "--logger+", "csv", "--logger.version", "run")
     assert [(one.name, str(one.log_dir)) for one in trainer.loggers if one.name == ""] == [("", "trivet_runs/run")]
     assert [one.name for one in trainer.loggers] == ["x", ""]
-    assert fit("--logger", "false").loggers == []
+    assert fit("--logger", "false").loggers == fit("--logger", "[]").loggers == []
+    assert len(fit("--callbacks", "[]").callbacks) == len(fit().callbacks)
     assert len(fit("--logger", "true").loggers) == len(fit().loggers) == 1
     Path("a.yaml").write_text("logger: false")
     assert fit("--config", "a.yaml").loggers == []
@@ -275,7 +297,7 @@ def test_help_of_every_command_is_readable(capsys: pytest.CaptureFixture[str]) -
         assert not any(
             noise in text for noise in ("known subclasses", "(type:", "default: None", "default: null", "+ DEVICES")
         )
-        assert "--max_steps INT " in text
+        assert "--num_nodes INT " in text
         assert ".help" not in text
     import inspect
 

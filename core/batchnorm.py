@@ -38,7 +38,7 @@ class SyncBatchNorm(_BatchNorm):
             return super().forward(input)
         axes = [axis for axis in range(input.dim()) if axis != 1]
         shape = [1, -1, *[1] * (input.dim() - 2)]
-        x = input.float()
+        x = input.to(torch.promote_types(input.dtype, torch.float32))
         count = x.new_tensor([x.numel() / x.size(1)])
         total = _Sum.apply(torch.cat([x.sum(axes), x.square().sum(axes), count]))  # type: ignore[no-untyped-call]
         mean, square = (total[:-1] / total[-1]).chunk(2)

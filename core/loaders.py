@@ -62,7 +62,7 @@ def reloading(run: Run, job: Job, read: Callable[[Run], None]) -> Callable[[], N
     """What asks for the loaders anew where an epoch begins, by ``reload_dataloaders_every_n_epochs``; ``read`` looks at
     those that were got."""
     trainer = run.trainer
-    every = trainer.reload_dataloaders_every_n_epochs
+    every = int(trainer.reload_dataloaders_every_n_epochs)
     if not every:
         return None
     if job.train_dataloaders is not None:

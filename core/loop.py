@@ -50,7 +50,7 @@ def fit(run: Run) -> None:
     call(hooks.on_train_start)
     started, before = time.monotonic(), run.progress.seconds
     run.validated_at, run.loaded_in = started, run.progress.epoch
-    while not finished(run):
+    while run.trainer.limit_train_batches and not finished(run):
         train_epoch(run)
         run.progress.seconds = before + time.monotonic() - started
     run.train_metrics.epoch_row(reset=False)  # what an unfinished epoch has so far

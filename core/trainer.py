@@ -165,10 +165,10 @@ class Trainer(View):
         self.limit_predict_batches = flags.check_limit("limit_predict_batches", g["limit_predict_batches"])
         self.fast_dev_run, self.barebones, self.overfit_batches = g["fast_dev_run"], barebones, overfit_batches
         self.clip = flags.check_clip(gradient_clip_val, gradient_clip_algorithm or "norm")
-        flags.check_accumulation(accumulate_grad_batches, global_batch_size)
+        flags.check_accumulation(g["accumulate_grad_batches"], global_batch_size)
         flags.check_choice("on_skip", on_skip, (None, "update", "samples"))
         flags.check_choice("uneven", uneven, ("error", "drop", "join"))
-        self.accumulate_grad_batches, self.global_batch_size = accumulate_grad_batches, global_batch_size
+        self.accumulate_grad_batches, self.global_batch_size = g["accumulate_grad_batches"], global_batch_size
         self.on_skip, self.uneven = on_skip, uneven
         self.reload_dataloaders_every_n_epochs, self.exact_resume = reload_dataloaders_every_n_epochs, exact_resume
         self.deterministic, self.benchmark, self.inference_mode = g["deterministic"], benchmark, inference_mode

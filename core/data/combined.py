@@ -13,7 +13,16 @@ from ..plugins import MicroBatch
 from ..seeding import derive
 from .evaluation import EvalData
 from .indexed import Indexed
-from .sharding import AlreadySharded, OwnsPosition, describe, is_indexed, known_length, limited
+from .sharding import (
+    AlreadySharded,
+    OwnsPosition,
+    already_sharded,
+    describe,
+    is_indexed,
+    known_length,
+    limited,
+    local_part,
+)
 from .window import Weigh, Window, reweigh_, weigh_
 
 MODES = ("min_size", "max_size_cycle", "max_size", "sequential")
@@ -136,17 +145,27 @@ def _total(loader: CombinedLoader, limit: int | float | None, world_size: int) -
 
 
 def is_dealt(loader: Any, world_size: int) -> bool:
-    """Whether this is a CombinedLoader whose batches the core can deal. Raises DataError where ranks need that."""
+    """Whether this is a CombinedLoader whose batches the core can deal. Raises DataError for several processes where
+    only some of its loaders can be dealt."""
     if not isinstance(loader, CombinedLoader):
         return False
-    others = [one for one in loader.flattened if not is_indexed(one) or known_length(one) is None]
-    if others and world_size > 1:
+    dealt = [one for one in loader.flattened if is_indexed(one) and known_length(one) is not None]
+    others = [one for one in loader.flattened if all(one is not other for other in dealt)]
+    if others and dealt and world_size > 1:
         raise DataError(
             f"a CombinedLoader holds {describe(others[0])}, which is not read by index or has no length, so its "
-            f"batches cannot be dealt among {world_size} processes. Let every rank read its own part of all of them, "
-            "and pass trivet.data.sharding.already_sharded(combined_loader)."
+            f"batches cannot be dealt among {world_size} processes as those of {describe(dealt[0])} are. Let every "
+            "rank read its own part of all of them, and pass trivet.data.sharding.already_sharded(combined_loader)."
         )
     return not others
+
+
+def own_part(loader: Any, rank: int, world_size: int) -> Any:
+    """What is not dealt, as a rank reads it: a CombinedLoader with the rank's own part of each loader."""
+    if not isinstance(loader, CombinedLoader) or world_size == 1:
+        return loader
+    parts: list[Any] = [already_sharded(local_part(one, rank, world_size)) for one in loader.flattened]
+    return already_sharded(CombinedLoader(loader.combine(parts), loader.mode))
 
 
 class Combined:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from ..errors import ConfigurationError, DataError
-from .combined import Combined, is_dealt
+from .combined import Combined, is_dealt, own_part
 from .indexed import Indexed
 from .sharding import is_indexed
 from .stream import Stream
@@ -56,7 +56,7 @@ class TrainData:
             )
         else:
             self._source = Stream(
-                loader,
+                own_part(loader, rank, world_size),
                 rank=rank,
                 world_size=world_size,
                 accumulate=accumulate,

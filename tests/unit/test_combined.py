@@ -13,6 +13,7 @@ from ranks import run
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
 from trivet.data.combined import CombinedLoader
+from trivet.data.train import TrainData
 from trivet.errors import ConfigurationError, DataError
 
 
@@ -150,6 +151,36 @@ def test_with_data_that_is_not_read_by_index() -> None:
 
     with pytest.raises(DataError, match=r"holds DataLoader over Endless, .* cannot be dealt among 2 processes"):
         is_dealt(loader, 2)
+
+
+class Dealt(IterableDataset[Tensor]):
+    """Of ``values`` those of one rank."""
+
+    def __init__(self, values: list[float]) -> None:
+        self.values = values
+
+    def shard(self, *, rank: int, world_size: int) -> Dealt:
+        return Dealt(self.values[rank::world_size])
+
+    def __iter__(self) -> Any:
+        return (torch.tensor(value) for value in self.values)
+
+
+def test_data_that_shards_itself_is_combined_on_any_number_of_ranks() -> None:
+    def fit(parts: dict[str, Any]) -> Any:
+        module = Sees()
+        scalar.trainer(max_epochs=1).fit(module, CombinedLoader(parts, "max_size"))
+        return [batch for _, batch in module.seen]
+
+    several = {"a": DataLoader(Dealt([0.0, 1.0, 2.0, 3.0]), 1), "b": DataLoader(Dealt([5.0, 6.0]), 1)}
+    assert run(2, fit, several) == [[([0.0], [5.0]), ([2.0], None)], [([1.0], [6.0]), ([3.0], None)]]
+    for odd, message in (
+        (Endless(), r"all read the same samples. Either give .* a method shard"),
+        ([torch.ones(1)], r"cannot be dealt among 2 processes as those of DataLoader over list"),
+    ):
+        mixed = CombinedLoader([several["a"], DataLoader(odd, 1)])
+        with pytest.raises(DataError, match=message):
+            TrainData(mixed, rank=0, world_size=2, accumulate=1, seed=0)
 
 
 def test_limits() -> None:

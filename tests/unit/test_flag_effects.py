@@ -64,6 +64,7 @@ EFFECTS = [
     ({"limit_train_batches": 2}, [0, 1, *V]),
     ({"limit_train_batches": 0.5}, [0, 1, *V]),
     ({"limit_train_batches": None}, [0, 1, 2, 3, *V]),
+    ({"limit_train_batches": 0, "num_sanity_val_steps": 1}, V),
     ({"limit_val_batches": 0}, [0, 1, 2, 3]),
     ({"overfit_batches": 2}, [0, 1, *V]),
     ({"val_check_interval": 2}, [0, 1, *V, 2, 3, *V]),
@@ -300,19 +301,20 @@ class Normed(trivet.Module):
 def test_sync_batchnorm_has_the_statistics_of_all_ranks():
     data = torch.randn(12, 2, generator=torch.Generator().manual_seed(0)).double()
 
-    def train(batch_size, **options):
+    def train(batch_size, strategy=None):
         torch.manual_seed(1)
-        module = Normed()
+        module, options = Normed(), {"strategy": strategy, "sync_batchnorm": True} if strategy else {}
         scalar.trainer(precision="fp64", max_epochs=2, **options).fit(module, DataLoader(data, batch_size))
         return {name: value.clone() for name, value in module.state_dict().items()}
 
     alone = train(4)
     for together in on_two_ranks(train, 2):
         assert not torch.allclose(together["layers.1.running_mean"], alone["layers.1.running_mean"])
-    for together in on_two_ranks(lambda: train(2, sync_batchnorm=True)):
-        assert together.keys() == alone.keys()
-        for name, value in alone.items():
-            torch.testing.assert_close(together[name], value, rtol=1e-6, atol=1e-6)
+    for strategy in ("ddp", "fsdp", "zero1", "zero3"):
+        for together in on_two_ranks(train, 2, strategy):
+            assert together.keys() == alone.keys()
+            for name, value in alone.items():
+                torch.testing.assert_close(together[name], value, rtol=1e-9, atol=1e-9)
 
 
 def test_a_time_between_validations_is_agreed_by_ranks():

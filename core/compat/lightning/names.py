@@ -24,7 +24,7 @@ RANK_ZERO = {
 ANYTHING = (
     "STEP_OUTPUT", "EVAL_DATALOADERS", "TRAIN_DATALOADERS", "OptimizerLRScheduler", "LRSchedulerPLType",
     "LRSchedulerTypeUnion", "LRSchedulerConfig", "LRSchedulerConfigType", "_METRIC", "_PREDICT_OUTPUT",
-    "_EVALUATE_OUTPUT",
+    "_EVALUATE_OUTPUT", "OptimizerLRSchedulerConfig", "EPOCH_OUTPUT",
 )  # fmt: skip
 
 
@@ -65,7 +65,7 @@ TARGETS: dict[str, dict[str, str]] = {
             name: f"{HERE}.cli:{name}"
             for name in ("LightningCLI", "LightningArgumentParser", "SaveConfigCallback", "ReduceLROnPlateau")
         },
-        **dict.fromkeys(("ArgsType", "OptimizerCallable", "LRSchedulerCallable"), "typing:Any"),
+        **dict.fromkeys(("ArgsType", "OptimizerCallable", "LRSchedulerCallable", "LRSchedulerTypeUnion"), "typing:Any"),
     },
     "pytorch.utilities": {
         **RANK_ZERO,
@@ -94,7 +94,7 @@ LOGGER = (
     "step) is all that it needs."
 )
 REGISTRY = (
-    "Plugins are found by the entry points of installed packages: `trivet plugins new NAME` writes such a package, and "
+    "Plugins are found by the entry points of installed packages: `trivet plugins new KIND NAME` writes one, and "
     "`trivet plugins` lists what there is."
 )
 ENVIRONMENT = (
@@ -117,9 +117,21 @@ INSTEAD: dict[str, str] = {
     "XLAStrategy": "Use accelerator='xla' with strategy='ddp', where a package brings that accelerator.",
     "SingleDeviceXLAStrategy": "Use accelerator='xla' with strategy='single', where a package brings it.",
     **dict.fromkeys(
-        ("CheckpointIO", "TorchCheckpointIO", "XLACheckpointIO", "AsyncCheckpointIO"),
+        ("CheckpointIO", "TorchCheckpointIO", "XLACheckpointIO"),
         CHECKPOINTS,
     ),
+    "AsyncCheckpointIO": "Use trivet.callbacks.Checkpoint(save_async=True), which writes while training goes on.",
+    **dict.fromkeys(
+        ("TrainerFn", "TrainerStatus", "TrainerState", "RunningStage"),
+        "trainer.stage is 'fit', 'sanity_check', 'validate', 'test', 'predict' or ''.",
+    ),
+    **dict.fromkeys(
+        ("ModelHooks", "DataHooks", "CheckpointHooks", "HyperparametersMixin"),
+        "Derive from LightningModule or LightningDataModule, which have these methods.",
+    ),
+    "GradClipAlgorithmType": "Write 'norm' or 'value'.",
+    "LightningEnum": "Use enum.StrEnum.",
+    "summarize": "Use the callback ModelSummary(max_depth=...).",
     **dict.fromkeys(
         (
             *("ClusterEnvironment", "LightningEnvironment", "TorchElasticEnvironment", "SLURMEnvironment"),

@@ -46,7 +46,7 @@ def consolidate(directory: Path, output: Path, *, dtype: torch.dtype | None = No
         names = {name.removeprefix(_WEIGHTS): name for name in found.index if name.startswith(_WEIGHTS)}
         chosen = {name.removeprefix(prefix): full for name, full in names.items() if name.startswith(prefix)}
         if not chosen:
-            parts = ", ".join(sorted({repr(name.partition(".")[0] + ".") for name in names}))
+            parts = ", ".join(sorted({repr(name.partition(".")[0] + ".") for name in names if "." in name}))
             raise ConfigurationError(f"no weight's name begins with {prefix!r}; they begin with {parts}")
         tensors = {name: _converted(found.tensor(full), dtype) for name, full in chosen.items()}
     with errors(f"cannot write {str(output)!r}"):

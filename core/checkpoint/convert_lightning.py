@@ -221,9 +221,9 @@ def _take_schedulers(
                 for group, values in zip(optimizer.param_groups, one["groups"], strict=True):
                     group.update({key: value for key, value in values.items() if key != "params"})
             known.scheduler.load_state_dict(saved)
-            with torch.no_grad():
-                known.scheduler.optimizer.zero_grad()
-                known.scheduler.step()
+            known.scheduler.optimizer.zero_grad()
+            known.scheduler.optimizer.step()  # changes nothing without gradients; torch wants it to come first
+            known.scheduler.step()
             state.schedulers[number] = known.scheduler.state_dict()
             for optimizer, one in zip(optimizers, state.optimizers, strict=True):
                 for group, values in zip(optimizer.param_groups, one["groups"], strict=True):

@@ -146,19 +146,19 @@ def _inspect(options: argparse.Namespace) -> int:
 def _described(found: Contents, state: dict[str, Any]) -> list[str]:
     values = found.manifest
     files = values["files"]
-    lines = [
-        str(found.directory),
-        f"  written {values.get('created')} by trivet {values.get('trivet')}, torch {values.get('torch')}, on "
-        f"{values.get('world_size')} process(es)",
-        f"  {size_text(sum(entry['size'] for entry in files.values()))} in {len(files)} files",
-    ]
+    written = (
+        f"{values.get('created')}, by trivet {values.get('trivet')} with torch {values.get('torch')} on "
+        f"{values.get('world_size')} process(es)"
+    )
+    size = f"{size_text(sum(entry['size'] for entry in files.values()))} in {len(files)} files"
+    lines = [str(found.directory), *fill("written: ", written, indent=2), f"size: {size}"]
     for title, items in (
         ("progress", values["progress"]),
         ("metrics", values["metrics"]),
         ("plan", values["plan"]),
         ("hparams", state["hparams"]),
     ):
-        text = ", ".join(f"{key}={_brief(value)}" for key, value in items.items())
+        text = ", ".join(f"{key}={_brief(value)}" for key, value in items.items() if value not in (None, {}, []))
         lines += fill(f"{title}: ", text or "none", indent=2)
     if state["callbacks"]:
         lines += fill("callbacks: ", ", ".join(sorted(state["callbacks"])), indent=2)

@@ -1,7 +1,8 @@
 """A server that has torch imported and forks the ranks of a run: real processes, each some milliseconds after asking.
 
 ``python forked.py`` reads a JSON object per line, ``{"argv": [...], "world_size": 2, "environ": {...}, "log": path}``,
-and answers with the process ids of the ranks, which run ``trivet.cli(Net, Data)`` as torchrun would have started them.
+and answers with the process ids of the ranks, which run ``trivet.cli(Net, Data)`` as torchrun would have started them,
+or, with a world size of 0, as a shell does. To a list of ids it answers with their exit codes, when they have ended.
 """
 
 import gc
@@ -26,10 +27,16 @@ class Server:
 
     def start(self, *argv, log, world_size=2, **environ):
         """Fork the ranks, in a process group of their own."""
-        request = {"argv": list(argv), "world_size": world_size, "log": str(log), "environ": environ}
+        return Ranks(self.ask({"argv": list(argv), "world_size": world_size, "log": str(log), "environ": environ}))
+
+    def codes(self, ranks):
+        """The exit codes of ranks, negative where a signal ended them."""
+        return self.ask(ranks.pids)
+
+    def ask(self, request):
         self.process.stdin.write(json.dumps(request) + "\n")
         self.process.stdin.flush()
-        return Ranks(json.loads(self.process.stdout.readline()))
+        return json.loads(self.process.stdout.readline())
 
     def close(self):
         self.process.kill()
@@ -87,14 +94,17 @@ def serve():
     sys.path.insert(0, str(Path(__file__).parent))
     sys.path.insert(0, str(Path(__file__).parents[1]))
     warm()
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody has to collect the ranks
     for line in sys.stdin:
         request = json.loads(line)
+        if isinstance(request, list):
+            codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in request]
+            print(json.dumps(codes), flush=True)
+            continue
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
         pids = []
-        for rank in range(request["world_size"]):
+        for rank in range(max(request["world_size"], 1)):
             pid = os.fork()
             if pid == 0:
                 become(request, rank, port, pids)
@@ -108,16 +118,17 @@ def become(request, rank, port, before):
     code = 1
     try:
         os.setpgid(0, before[0] if before else 0)
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         log = os.open(request["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         os.dup2(log, 1)
         os.dup2(log, 2)
         size = request["world_size"]
-        os.environ.update(
-            request["environ"], RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(size), LOCAL_WORLD_SIZE=str(size),
-            MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), GLOO_SOCKET_IFNAME="lo",
-        )  # fmt: skip
+        os.environ.update(request["environ"], GLOO_SOCKET_IFNAME="lo")
+        world = {
+            "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(size), "LOCAL_WORLD_SIZE": str(size),
+            "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
+        }  # fmt: skip
+        os.environ.update(world if size else {})
         import trivet
         from going_on import Data, Net
 

@@ -35,14 +35,16 @@ def whole(server, tmp_path_factory):
     return root
 
 
-def run(server, root, flags, until=None, delay=0.0):
-    """Start the command; kill it when ``until`` updates are saved and ``delay`` has passed, if it lives so long."""
+def run(server, root, flags, until=None, delay=0.0, *, saving=False):
+    """Start the command; kill it when ``until`` updates are saved and ``delay`` has passed, if it lives so long.
+
+    With ``saving`` the delay begins with the next save."""
     place, log = root / "version_0" / "checkpoints", root / "log"
     ranks = server.start(*FLAGS, *flags, "--default_root_dir", str(root), log=log, TRIVET_TEST_SLOW_MS="4")
     limit = time.monotonic() + 60
     while ranks.alive:
         assert time.monotonic() < limit, log.read_text()
-        if until is not None and saved(place) >= until:
+        if until is not None and saved(place) >= until and (not saving or list(place.glob(".*"))):
             time.sleep(delay)
             ranks.kill()
             return [path.name for path in place.glob(".*")] if place.exists() else []
@@ -73,7 +75,9 @@ def test_a_run_that_is_killed_at_any_moment_ends_with_the_same_bits(server, whol
     for number in range(kills):
         # spread over the run, some of them before its first save
         until = 0 if number % 5 == 0 else number * (UPDATES - 2) // kills
-        left = run(server, killed, flags, until, chance.uniform(0, 0.5 if until == 0 else 0.25))
+        saving = number % 2 == 1  # every second one, to be sure of some
+        delay = chance.uniform(0, 0.02 if saving else 0.25 if until else 0.5)
+        left = run(server, killed, flags, until, delay, saving=saving)
         if left is None:
             break
         count += 1

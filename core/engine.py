@@ -17,7 +17,7 @@ from . import materialize
 from .batchnorm import synchronise
 from .configured import Schedule, check_optimizers, read_optimizers
 from .errors import ConfigurationError
-from .hooks import SHORTER, call, takes
+from .hooks import SHORTER, call, takes_only
 from .plugins import Accelerator, Clip, Context, Precision, Strategy
 from .scaling import LossScaler
 
@@ -43,7 +43,7 @@ class StepModule(nn.Module):
         casts = type(precision).cast_batch is not Precision.cast_batch
         self.cast: Callable[[Any], Any] | None = precision.cast_batch if casts else None
         # steps that the user wrote without batch_idx
-        self.short = frozenset(step for step in SHORTER if not takes(getattr(module, step, None), 2))
+        self.short = frozenset(step for step in SHORTER if takes_only(getattr(module, step, None), 1))
         self.compiled: dict[str, Callable[..., Any]] = {}
 
     def forward(self, step: str, *args: Any, **kwargs: Any) -> Any:

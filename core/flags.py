@@ -158,14 +158,17 @@ def check_clip(value: float | None, algorithm: str) -> Clip | None:
                 f"gradient_clip_algorithm={algorithm!r} clips nothing: give gradient_clip_val, too."
             )
         return None
-    if value < 0:
+    if not isinstance(value, (int, float)) or value < 0:
         raise ConfigurationError(f"gradient_clip_val={value!r}: expected a positive number, or None for no clipping.")
     return Clip(float(value), algorithm)
 
 
 def check_accumulation(accumulate: int, global_batch_size: int | None) -> None:
     if not isinstance(accumulate, int) or accumulate < 1:
-        raise ConfigurationError(f"accumulate_grad_batches={accumulate!r}: expected a whole number from 1 up.")
+        hint = (
+            "; by epochs they are the callback GradientAccumulationScheduler's" if isinstance(accumulate, dict) else ""
+        )
+        raise ConfigurationError(f"accumulate_grad_batches={accumulate!r}: expected a whole number from 1 up{hint}.")
     if global_batch_size is not None and accumulate != 1:
         raise ConfigurationError(
             f"global_batch_size={global_batch_size} and accumulate_grad_batches={accumulate} were both given; the "

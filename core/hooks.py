@@ -19,6 +19,11 @@ Table = tuple[Callable[..., Any], ...]
 
 # With what a hook or a step may be written shorter than it is called: without the number of the batch.
 SHORTER = {"training_step": 1, "validation_step": 1, "test_step": 1, "predict_step": 1}
+# What is told the number of the loader where there are several.
+OF_SEVERAL = frozenset(
+    what for kind in ("validation", "test", "predict")
+    for what in (f"{kind}_step", f"on_{kind}_batch_start", f"on_{kind}_batch_end")
+)  # fmt: skip
 # Methods that Lightning once had or has and that nobody calls here, with what to write instead.
 GONE = {
     "training_epoch_end": "on_train_epoch_end",
@@ -60,7 +65,10 @@ def check_names(owner: object, base: type) -> None:
         if hasattr(base, name) and overrides(owner, base, name):
             parameters = list(inspect.signature(getattr(base, name)).parameters.values())[1:]
             needed = [p.name for p in parameters if p.name != "dataloader_idx" or p.default is p.empty]
-            if not (takes(getattr(owner, name), len(needed)) or takes(getattr(owner, name), SHORTER.get(name, -1))):
+            counts = [len(needed), SHORTER.get(name, -1)]
+            if name in OF_SEVERAL:  # one that has to be told of which loader a batch is: see `check_loaders`
+                counts.append(len(needed) + 1)
+            if not any(takes(getattr(owner, name), count) for count in counts):
                 raise ConfigurationError(
                     f"{type(owner).__name__}.{name}{inspect.signature(getattr(owner, name))} cannot be called with "
                     f"({', '.join(needed)}), as it is. Give it these parameters."
@@ -78,12 +86,25 @@ def takes(method: Callable[..., Any] | None, count: int) -> bool:
     return count >= 0
 
 
-def check_several_loaders(kind: str, module: Module, callbacks: Sequence[Callback]) -> None:
-    """Refuse a step or a batch hook that cannot be told which of several loaders a batch is of."""
+def takes_only(method: Callable[..., Any] | None, count: int) -> bool:
+    """Whether a method can be called with so many positional arguments, and not with one more."""
+    return takes(method, count) and not takes(method, count + 1)
+
+
+def check_loaders(kind: str, loaders: int, module: Module, callbacks: Sequence[Callback]) -> None:
+    """Refuse a step or a batch hook that cannot be told which of several loaders a batch is of, and one that has to be
+    told so where there is one."""
     for owner, base in ((module, Module), *((callback, Callback) for callback in callbacks)):
         for name, count in ((f"{kind}_step", 3), (f"on_{kind}_batch_start", 3), (f"on_{kind}_batch_end", 4)):
-            extra = 0 if base is Module else 2
-            if hasattr(base, name) and overrides(owner, base, name) and not takes(getattr(owner, name), count + extra):
+            if not hasattr(base, name) or not overrides(owner, base, name):
+                continue
+            method, needed = getattr(owner, name), count if base is Module else count + 2
+            if loaders == 1 and not takes(method, needed - 1) and not takes(method, SHORTER.get(name, -1)):
+                raise ConfigurationError(
+                    f"{type(owner).__name__}.{name} has to be told dataloader_idx, and there is one {kind} loader. "
+                    "Write dataloader_idx=0."
+                )
+            if loaders > 1 and not takes(method, needed):
                 raise ConfigurationError(
                     f"{type(owner).__name__}.{name} gets batches of several loaders, but has no parameter "
                     "dataloader_idx. Add it as the last one, or give one loader."

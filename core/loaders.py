@@ -13,7 +13,7 @@ from .data.evaluation import EvalData
 from .data.sharding import derive_accumulation
 from .data.train import TrainData
 from .errors import ConfigurationError
-from .hooks import check_several_loaders, overrides
+from .hooks import check_loaders, overrides
 from .module import Module
 
 if TYPE_CHECKING:
@@ -142,6 +142,6 @@ def eval_loaders(trainer: Trainer, job: Job, kind: str) -> list[Any]:
         return []
     trainer.dataloaders[name] = given
     found = evaluation_loaders(given)
-    if len(found) > 1:
-        check_several_loaders(kind, module, trainer.callbacks)
+    if found:
+        check_loaders(kind, len(found), module, trainer.callbacks)
     return found

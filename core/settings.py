@@ -91,6 +91,8 @@ def settle(given: dict[str, Any]) -> dict[str, Any]:
     check_type("deterministic", given["deterministic"], (True, False, "warn"))
     for name in ("detect_anomaly", "sync_batchnorm", "barebones", "inference_mode", "exact_resume"):
         check_type(name, given[name], (True, False))
+    for name in (*LOUD, "benchmark"):
+        check_type(name, given[name], (True, False, None))
     if given["deterministic"] and given["benchmark"]:
         raise ConfigurationError(
             "deterministic and benchmark=True contradict each other: cuDNN's trying may choose another algorithm each "

@@ -445,6 +445,9 @@ class Trainer(View):
         """What is left to call when everything is checked: it runs the job here, or in processes that it starts."""
         if not isinstance(job.module, Module):
             raise ConfigurationError(f"expected a trivet.Module to {job.stage}, got {job.module!r}.")
+        if "_hparams" not in vars(job.module):
+            name = type(job.module).__name__
+            raise ConfigurationError(f"{name}.__init__ does not call super().__init__(). Call it first.")
         world = environments.detect()
         resolved = self.resolve(job.module, world)
         job.check(self, resolved)

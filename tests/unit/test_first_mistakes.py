@@ -173,6 +173,41 @@ def test_a_schedule_that_is_not_strict_waits_for_its_metric(strict):
     assert trainer.lr_scheduler_configs[0].scheduler.last_epoch == 2
 
 
+# ------------------------------------------------------------------------------------------------------------- modules
+
+
+class Told(scalar.Scalar):
+    """As it is written for several loaders: the last parameter has no default."""
+
+    def validation_step(self, batch, batch_idx, dataloader_idx):
+        self.log("v", batch.mean())
+
+    def on_validation_batch_end(self, outputs, batch, batch_idx, dataloader_idx):
+        self.ended = dataloader_idx
+
+
+def test_a_step_that_has_to_be_told_the_number_of_its_loader():
+    module, trainer = Told(), scalar.trainer()
+    trainer.fit(module, scalar.loader(2), [scalar.loader(2), scalar.loader([4.0])])
+    assert trainer.callback_metrics == {"v/dataloader_idx_0": 0.5, "v/dataloader_idx_1": 4.0}
+    assert module.ended == 1
+    with pytest.raises(
+        ConfigurationError, match=r"Told.validation_step has to be told dataloader_idx, and there is one"
+    ):
+        scalar.trainer().fit(Told(), scalar.loader(2), scalar.loader(2))
+
+
+def test_a_module_that_never_was_made():
+    class Forgets(scalar.Scalar):
+        def __init__(self):
+            pass
+
+    with pytest.raises(
+        ConfigurationError, match=r"Forgets.__init__ does not call super\(\).__init__\(\). Call it first"
+    ):
+        scalar.trainer().fit(Forgets(), scalar.loader(1))
+
+
 # --------------------------------------------------------------------------------------------------- unused parameters
 
 

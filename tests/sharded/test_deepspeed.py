@@ -10,6 +10,7 @@ import json
 import os
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,8 @@ import trivet
 from deepspeed_runs import Net, Outcome
 from trivet.callbacks.callback import Callback
 from trivet.checkpoint import directory
+from trivet.checkpoint.convert import convert
+from trivet.checkpoint.sums import read_sum
 from trivet.errors import CheckpointError, ConfigurationError, PlanError, PluginBroken, TrivetError
 from trivet.precision.mixed import BF16Mixed
 from trivet.testing.pool import Pools, TaskFailed
@@ -240,14 +243,38 @@ def test_resumes_exactly(stage: int, world_size: int, pools: Pools, tmp_path: Pa
         assert resumed.rates == whole.rates[half:]
         assert all(torch.equal(resumed.weights[name], weight) for name, weight in whole.weights.items())
         assert (Path(saved) / "deepspeed").is_dir() == (stage > 0)
-    assert set(directory.read_weights(found[0][2])) == set(Net().state_dict())
+    whole, _, saved = found[0]
+    assert set(directory.read_weights(saved)) == set(Net().state_dict())
+    if stage > 0:
+        convert(Path(saved), tmp_path / "converted")
+        options = {"accumulate_grad_batches": world_size}
+        elsewhere = deepspeed_runs.fit("single", 1, {"optimizer": "AdamW"}, options, resume=str(tmp_path / "converted"))
+        assert_same(replace(elsewhere, rates=whole.rates), whole)
 
 
 @needs_deepspeed
 def test_resumes_bf16_exactly(tmp_path: Path) -> None:
     options = {"precision": "bf16-true"}
-    whole, resumed, _ = deepspeed_runs.save_and_resume(deepspeed(1), 1, tmp_path, {}, options)
+    whole, resumed, saved = deepspeed_runs.save_and_resume(deepspeed(1), 1, tmp_path, {}, options)
     assert all(torch.equal(resumed.weights[name], weight) for name, weight in whole.weights.items())
+    convert(Path(saved), tmp_path / "converted")
+    found, before = directory.read(tmp_path / "converted"), directory.read_weights(saved)
+    assert all(torch.equal(found.module[name].to(weight.dtype), weight) for name, weight in before.items())
+    assert found.module["first.weight"].dtype == torch.float32
+
+
+@needs_deepspeed
+def test_it_is_given_no_file_that_makes_other_objects(tmp_path: Path) -> None:
+    saved = deepspeed_runs.fit(deepspeed(1), 1, {}, {"max_epochs": 1}, save=tmp_path)
+    (file,) = Path(saved.saved).glob("deepspeed/state/*optim_states.pt")
+    torch.save({**torch.load(file, weights_only=False), "more": Path("a")}, file)
+    values = json.loads((Path(saved.saved) / "manifest.json").read_text())
+    values["files"][file.relative_to(saved.saved).as_posix()] = dict(read_sum(file))
+    (Path(saved.saved) / "manifest.json").write_text(json.dumps(values))
+    with pytest.raises(CheckpointError, match=r"would make objects of pathlib\.PosixPath, which are"):
+        deepspeed_runs.fit(deepspeed(1), 1, {}, {}, resume=saved.saved)
+    with pytest.raises(CheckpointError, match=r"optim_states\.pt cannot be loaded"):
+        convert(Path(saved.saved), tmp_path / "converted")
 
 
 @needs_deepspeed

@@ -16,7 +16,7 @@ from trivet.state import Progress, TrainState
 class FakeTrainer:
     """One process whose weights are the number of updates; validation logs them as ``val/w``."""
 
-    global_rank, world_size, is_global_zero, log_every_n_steps = 0, 1, True, 50
+    global_rank, world_size, is_global_zero, log_every_n_steps, num_training_batches = 0, 1, True, 50, 5
     resumed_from: str | None = None
 
     def __init__(self, root: Path, callback: Checkpoint) -> None:
@@ -289,6 +289,60 @@ def test_paths_from_a_hostile_state_are_never_deleted(tmp_path: Path) -> None:
     trainer.update()
     assert victim.is_dir()
     assert (tmp_path / "c/plain").is_dir()
+
+
+def test_a_directory_that_cannot_be_written_is_found_out_at_the_start(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    text = f"cannot write checkpoints into '{tmp_path}/file/c': NotADirectoryError"
+    with pytest.raises(CheckpointError, match=text):
+        run(tmp_path, dirpath=tmp_path / "file/c")
+    with pytest.warns(UserWarning, match=text):
+        run(tmp_path, dirpath=tmp_path / "file/c", on_save_error="warn")
+    run(tmp_path, dirpath=tmp_path / "not/yet/there")
+    assert not (tmp_path / "not").exists()
+
+
+@pytest.mark.parametrize(
+    ("every", "saves"),
+    [
+        ("2 updates", ["u2", "u4", "u6"]),
+        ("1 epoch", ["u5"]),
+        ("0.5 epochs", ["u3", "u5"]),
+        ("1.5 epochs", []),
+        ("90 s", ["u2", "u4", "u6"]),
+        ({"minutes": 2}, ["u2", "u4", "u6"]),
+    ],
+)
+def test_one_interval_with_a_unit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, every: Any, saves: list[str]
+) -> None:
+    now = [0.0]
+    monkeypatch.setattr("trivet.callbacks.due.time.monotonic", lambda: now[0])
+    trainer = run(tmp_path, every=every, save_on_train_end=False)
+    for update in range(1, 7):
+        now[0] += 60
+        trainer.progress.batch += 1
+        trainer.update()
+        if update == 5:
+            trainer.progress.earlier, trainer.progress.batch = 5, 0
+            trainer.end_epoch()
+    assert trainer.saves == saves
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            {"every": "10 bananas"},
+            r"Checkpoint\.every='10 bananas': allowed are .*'100 updates'.*'0\.5 epochs'.*'10 min",
+        ),
+        ({"every": 10}, "Checkpoint.every=10: allowed are"),
+        ({"every": "10 min", "every_n_epochs": 1}, "every_n_epochs=1.: give one of them"),
+    ],
+)
+def test_wrong_intervals(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        Checkpoint(**options)
 
 
 def test_start_sweeps_dead_saves(tmp_path: Path) -> None:

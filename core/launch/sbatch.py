@@ -10,6 +10,8 @@ from ..errors import ConfigurationError
 from .submitter import Job, Submitter, call, seconds
 
 _SIGNAL_S = 90
+_WARNED = 138
+"""The exit code after SIGUSR1. A run that was cancelled got SIGTERM, ends with 143, and is not to come back."""
 
 
 class Sbatch(Submitter):
@@ -40,7 +42,7 @@ class Sbatch(Submitter):
         if not requeues:
             return "\n".join([*lines, start, ""])
         lines += ["code=0", f"{start} || code=$?"]
-        lines += ['if [ "$code" -eq 143 ]; then  # it was signalled, and has saved a checkpoint']
+        lines += [f'if [ "$code" -eq {_WARNED} ]; then  # time is nearly over; a checkpoint was saved']
         lines += ['    scontrol requeue "$SLURM_JOB_ID"', "fi", 'exit "$code"', ""]
         return "\n".join(lines)
 

@@ -1,4 +1,4 @@
-"""The parser of ``trivet plugins``: argparse, with one line for a mistake, and the nearest word in it."""
+"""The parser of commands that run no model: argparse, with one line for a mistake, and the nearest word in it."""
 
 from __future__ import annotations
 

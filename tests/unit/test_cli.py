@@ -93,6 +93,9 @@ def test_version_and_help(capsys: pytest.CaptureFixture[str]) -> None:
     help_text = capsys.readouterr().out
     assert all(command in help_text for command in entry.COMMANDS)
     assert main([]) == 2
+    for prog in ("trivet", "python finetune_everything.py"):
+        entry.run(["--help"], prog=prog)
+        assert max(map(len, capsys.readouterr().out.splitlines())) <= 80
 
 
 def test_an_unknown_command_is_answered_with_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 from . import registry
 from .errors import ConfigurationError
 from .intervals import numbers
+from .loggers.logger import Silent
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -112,7 +113,8 @@ def settle(given: dict[str, Any]) -> dict[str, Any]:
     if isinstance(fast, float) or int(fast) < 0:
         raise ConfigurationError(f"fast_dev_run={fast!r}: expected True, False or a number of batches.")
     if fast:
-        given |= run_fast(int(fast))
+        wanted = given["logger"] not in (False, [])
+        given |= run_fast(int(fast)) | {"logger": Silent() if wanted else False}
     return given
 
 
@@ -126,7 +128,7 @@ def run_fast(batches: int) -> dict[str, Any]:
     limits = {f"limit_{stage}_batches": batches for stage in ("train", "val", "test", "predict")}
     return limits | {
         "fast_dev_run": batches, "max_epochs": 1, "max_steps": batches, "min_epochs": None, "min_steps": None,
-        "val_check_interval": 1.0, "check_val_every_n_epoch": 1, "num_sanity_val_steps": 0, "logger": False,
+        "val_check_interval": 1.0, "check_val_every_n_epoch": 1, "num_sanity_val_steps": 0,
         "enable_checkpointing": False,
     }  # fmt: skip
 

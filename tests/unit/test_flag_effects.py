@@ -277,6 +277,21 @@ def test_enable_model_summary():
     assert isinstance(scalar.trainer(enable_model_summary=True).callbacks[0], ModelSummary)
 
 
+def test_fast_dev_run_takes_what_a_logger_takes(tmp_path):
+    def draws(module):
+        module.logger.experiment.add_histogram("w", module.w, module.global_step)
+        module.logger.log_image(key="w", images=[])
+
+    module = Traced(on_train_epoch_end=draws)
+    trainer = trivet.Trainer(
+        accelerator="cpu", fast_dev_run=True, enable_progress_bar=False, default_root_dir=tmp_path / "runs"
+    )
+    trainer.fit(module, scalar.loader(1), scalar.loader(1))
+    assert trainer.callback_metrics == {"x": 0.0}
+    assert not (tmp_path / "runs").exists()
+    assert scalar.trainer(fast_dev_run=True, logger=False).logger is None
+
+
 def test_fast_dev_run_saves_nothing(tmp_path):
     module, saver = Traced(), trivet.Checkpoint(tmp_path / "c")
     trainer = trivet.Trainer(accelerator="cpu", fast_dev_run=2, callbacks=[saver], enable_progress_bar=False)

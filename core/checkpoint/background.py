@@ -10,7 +10,6 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import ExitStack
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -21,6 +20,7 @@ from ..errors import CheckpointError
 from ..layout import sharded
 from ..state import TrainState
 from .agree import agreed
+from .files import Place, place
 from .parts import TENSORS, errors
 from .places import locked
 from .sums import Sum
@@ -98,14 +98,14 @@ class Background:
             self._buffers = staging.Buffers()
             if self.world_size > 1:
                 self._group = dist.new_group(backend="gloo")  # all ranks
-        target = Path(path).absolute()
+        target = place(path)
         what = f"cannot write checkpoint {str(target)!r}"
         pending = Pending(str(target))
         with errors(what), ExitStack() as leaving:
             tensors, plain = split(state)
             held, content = _replicated(tensors), io.BytesIO()
 
-            def begin() -> tuple[Path, str]:
+            def begin() -> tuple[Place, str]:
                 temporary = prepare(target, plain)
                 torch.save(plain, content)  # now, since training goes on with what is in it
                 return temporary, held

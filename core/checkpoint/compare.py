@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from .contents import Contents, open_checkpoint
+from .files import Place
 from .parts import errors
 
 _FIELDS = ("progress", "hparams", "optimizers", "schedulers", "seed")
 _CLOCK = {"seconds"}  # of progress: no two runs agree in it
 
 
-def compare(one: Path, other: Path) -> list[tuple[str, str]]:
+def compare(one: Place, other: Place) -> list[tuple[str, str]]:
     """The differences as pairs of what and how, tensors first; an empty list where there are none."""
     contents = []
     for path in (one, other):

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from ..errors import CheckpointError, ConfigurationError
 from .contents import open_checkpoint
+from .files import Place
 from .parts import errors
 
 _WEIGHTS = "module/"
@@ -26,7 +27,7 @@ class Written:
     left_out: tuple[str, ...]
 
 
-def consolidate(directory: Path, output: Path, *, dtype: torch.dtype | None = None, prefix: str = "") -> Written:
+def consolidate(directory: Place, output: Path, *, dtype: torch.dtype | None = None, prefix: str = "") -> Written:
     """Write the module's tensors, whole, to ``output``.
 
     Every name of the module's ``state_dict`` is in the file, tied weights under each of their names, since a strict

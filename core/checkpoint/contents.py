@@ -7,11 +7,11 @@ import math
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, fields
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import CheckpointError
 from . import manifest as manifests
+from .files import Place
 from .index import FILE, Entry, read_index
 from .parts import AS_TENSORS, STATE, TENSORS
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 class Contents:
     """A checkpoint whose files are all there, with an index that fits them."""
 
-    directory: Path
+    directory: Place
     manifest: dict[str, Any]
     index: dict[str, Entry]
 
@@ -57,7 +57,7 @@ class Contents:
         return read_state(self.directory, self.manifest)
 
 
-def open_checkpoint(directory: Path) -> Contents:
+def open_checkpoint(directory: Place) -> Contents:
     """Read manifest and index, and check them and the files' sizes; raises `CheckpointError`."""
     values = manifests.read(directory)
     manifests.check_files(directory, values)
@@ -68,7 +68,7 @@ def open_checkpoint(directory: Path) -> Contents:
     return Contents(directory, values, read_index(directory, values["files"]))
 
 
-def check_sum(directory: Path, manifest: dict[str, Any], name: str, data: bytes) -> None:
+def check_sum(directory: Place, manifest: dict[str, Any], name: str, data: bytes) -> None:
     """Of a small file, which is read as a whole anyway; `verify` is for the others."""
     stored = manifest["files"].get(name, {}).get("crc32")
     if stored is not None and zlib.crc32(data) != stored:
@@ -86,7 +86,7 @@ def load_plain(data: bytes, name: str) -> Any:
         raise CheckpointError(f"{name} cannot be loaded as plain data: {reason}") from error
 
 
-def read_state(directory: Path, manifest: dict[str, Any]) -> dict[str, Any]:
+def read_state(directory: Place, manifest: dict[str, Any]) -> dict[str, Any]:
     """``state.pt``, with each field of the type that it has in a `TrainState`."""
     from ..state import TrainState
 

@@ -15,6 +15,7 @@ from ..errors import CheckpointError, ConfigurationError
 from ..state import TrainState
 from . import directory as storage
 from . import manifest as manifests
+from .files import Place, Remote
 from .parts import errors
 
 
@@ -27,12 +28,14 @@ class Report:
     left: tuple[str, ...]
 
 
-def convert(source: Path, output: Path, *, model: str | None = None, allow: Sequence[str] = ()) -> Report:
+def convert(source: Place, output: Place, *, model: str | None = None, allow: Sequence[str] = ()) -> Report:
     """Read ``source``, a checkpoint of strategy deepspeed or a Lightning file, and write the checkpoint ``output``.
 
     ``model``: the import path of the module's class, for a Lightning file. ``allow``: import paths of classes that such
     a file may unpickle. Raises `CheckpointError` where ``source`` is something else or damaged.
     """
+    if isinstance(source, Remote):
+        raise CheckpointError(f"{str(source)!r} is not on this machine; copy it here first")
     if not source.exists():
         raise CheckpointError(f"{str(source)!r} does not exist")
     if output.exists():
@@ -56,7 +59,7 @@ def convert(source: Path, output: Path, *, model: str | None = None, allow: Sequ
     return report
 
 
-def write(output: Path, state: TrainState) -> None:
+def write(output: Place, state: TrainState) -> None:
     """As a process that is alone."""
     storage.write(output, state, rank=0, world_size=1)
 

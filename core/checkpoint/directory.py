@@ -11,7 +11,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -22,6 +21,7 @@ from ..layout import sharded
 from ..state import TrainState
 from . import manifest as manifests
 from .contents import open_checkpoint, read_state
+from .files import Place, place
 from .parts import OPTIMIZER_TENSORS, TENSORS, errors
 from .places import delete, sweep
 from .writing import write
@@ -50,7 +50,7 @@ def reading(
     path: str | os.PathLike[str], template: TrainState | None = None, *, beside: bool = True
 ) -> Iterator[TrainState]:
     """`read`; an exception that leaves the block gives the template's plain tensors their values back."""
-    directory = Path(path).absolute()
+    directory = place(path)
     with errors(f"cannot read checkpoint {str(directory)!r}"):
         index = _open(directory)
         plain = _read_state(directory)
@@ -86,7 +86,7 @@ def reading(
 
 def read_weights(path: str | os.PathLike[str]) -> dict[str, Tensor]:
     """The module's tensors by the user's names, plain and on the CPU. Needs no process group."""
-    directory = Path(path).absolute()
+    directory = place(path)
     with errors(f"cannot read checkpoint {str(directory)!r}"):
         found = open_checkpoint(directory)
         return {n.removeprefix("module/"): found.tensor(n) for n in found.index if n.startswith("module/")}
@@ -94,14 +94,14 @@ def read_weights(path: str | os.PathLike[str]) -> dict[str, Tensor]:
 
 def read_seed(path: str | os.PathLike[str]) -> int:
     """The seed of the run that wrote a checkpoint. Reads no tensors."""
-    directory = Path(path).absolute()
+    directory = place(path)
     with errors(f"cannot read checkpoint {str(directory)!r}"):
         return int(_read_state(directory)["seed"])
 
 
 def read_user(path: str | os.PathLike[str]) -> dict[str, Any]:
     """What the user's objects put into a checkpoint: ``hparams``, ``user``, ``datamodule``. Reads no tensors."""
-    directory = Path(path).absolute()
+    directory = place(path)
     with errors(f"cannot read checkpoint {str(directory)!r}"):
         plain = _read_state(directory)
         return {name: plain[name] for name in ("hparams", "user", "datamodule")}
@@ -109,12 +109,12 @@ def read_user(path: str | os.PathLike[str]) -> dict[str, Any]:
 
 def manifest(path: str | os.PathLike[str]) -> dict[str, Any]:
     """The manifest of a checkpoint: format, versions, progress, plan, metrics, files. Reads nothing else."""
-    return manifests.read(Path(path).absolute())
+    return manifests.read(place(path))
 
 
 def complete(path: str | os.PathLike[str]) -> bool:
     """Whether ``path`` is a checkpoint whose files are all there with the sizes that its manifest lists."""
-    directory = Path(path).absolute()
+    directory = place(path)
     try:
         manifests.check_files(directory, manifests.read(directory))
     except CheckpointError:
@@ -125,7 +125,7 @@ def complete(path: str | os.PathLike[str]) -> bool:
 # ------------------------------------------------------------------------------------------------------------- reading
 
 
-def _open(directory: Path) -> Metadata:
+def _open(directory: Place) -> Metadata:
     """The index as DCP wants it, of a checkpoint whose own reading of it found nothing wrong."""
     open_checkpoint(directory)
     from . import tensors as storage
@@ -154,7 +154,7 @@ def _names(names: set[str] | list[str]) -> str:
     return ", ".join(repr(name.partition("/")[2]) for name in sorted(names))
 
 
-def _read_state(directory: Path) -> dict[str, Any]:
+def _read_state(directory: Place) -> dict[str, Any]:
     return read_state(directory, manifests.read(directory))
 
 

@@ -13,10 +13,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from math import prod
-from pathlib import Path
 from typing import Any
 
 from ..errors import CheckpointError
+from .files import Place
 
 FOLDER = "tensors"
 FILE = ".metadata"
@@ -64,7 +64,7 @@ class Entry:
         return prod(self.shape) * ITEMSIZE[self.dtype]
 
 
-def read_index(directory: Path, files: Mapping[str, Mapping[str, int]]) -> dict[str, Entry]:
+def read_index(directory: Place, files: Mapping[str, Mapping[str, int]]) -> dict[str, Entry]:
     """The tensors of the checkpoint ``directory``, whose manifest lists ``files``; raises `CheckpointError`."""
     try:
         with (directory / FOLDER / FILE).open("rb") as file:

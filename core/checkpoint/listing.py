@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from ..errors import CheckpointError
 from . import manifest as manifests
 from .contents import read_state
+from .files import Place
 from .places import left_over
 
 POINTER = "last.json"  # what `callbacks.checkpoint` writes beside its checkpoints
@@ -21,7 +20,7 @@ POINTER = "last.json"  # what `callbacks.checkpoint` writes beside its checkpoin
 class Found:
     """A checkpoint, or what should have become one. ``problems`` is empty where it is complete."""
 
-    path: Path
+    path: Place
     manifest: dict[str, Any] | None = None
     problems: list[str] = field(default_factory=list)
     marks: list[str] = field(default_factory=list)
@@ -32,7 +31,7 @@ class Found:
         return sum(entry["size"] for entry in self.manifest["files"].values()) if self.manifest else 0
 
 
-def find(directory: Path) -> list[Found]:
+def find(directory: Place) -> list[Found]:
     """All checkpoints below ``directory``, itself included, the newest last; raises `CheckpointError`."""
     if not directory.is_dir():
         raise CheckpointError(f"{str(directory)!r} is no directory")
@@ -43,18 +42,18 @@ def find(directory: Path) -> list[Found]:
     return found
 
 
-def _walk(directory: Path) -> Iterator[Found]:
-    for name, folders, files in os.walk(directory):
-        path = Path(name)
-        if manifests.NAME in files:
-            folders.clear()
-            yield _look(path)
-        elif left_over(path.name):
-            folders.clear()
-            yield Found(path, problems=["a save that is going on, or was cut short"])
+def _walk(directory: Place) -> Iterator[Found]:
+    if (directory / manifests.NAME).is_file():
+        yield _look(directory)
+    elif left_over(directory):
+        yield Found(directory, problems=["a save that is going on, or was cut short"])
+    else:
+        for path in directory.iterdir():
+            if path.is_dir():
+                yield from _walk(path)
 
 
-def _look(path: Path) -> Found:
+def _look(path: Place) -> Found:
     found = Found(path)
     try:
         values = manifests.read(path)
@@ -71,12 +70,12 @@ def _updates(found: Found) -> float:
     return float(found.manifest["progress"].get("update", 0))
 
 
-def _mark(place: Path, complete: list[Found]) -> None:
+def _mark(place: Place, complete: list[Found]) -> None:
     """Say which one the pointer names, and which the books in the newest one call the best."""
-    by_path = {one.path: one for one in complete}
+    by_path: dict[Place, Found] = {one.path: one for one in complete}
     try:
         name = json.loads((place / POINTER).read_text(encoding="utf-8"))["path"]
-        by_path[place / name].marks.append("last")
+        by_path[place / str(name)].marks.append("last")
     except (OSError, ValueError, KeyError, TypeError):
         pass  # no pointer, or one that names nothing that is here
     if not complete or not complete[-1].manifest:
@@ -90,5 +89,5 @@ def _mark(place: Path, complete: list[Found]) -> None:
         if not isinstance(scores, dict) or state.get("mode") not in ("min", "max") or not scores:
             continue
         best = (min if state["mode"] == "min" else max)(scores, key=scores.__getitem__)
-        if (one := by_path.get(place / Path(best).name)) is not None:
+        if (one := by_path.get(place / str(best).rpartition("/")[2])) is not None:
             one.marks.append(f"best {state.get('monitor')}")

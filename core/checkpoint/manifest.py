@@ -4,23 +4,24 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 from typing import Any
 
 from ..errors import CheckpointError
+from .files import Place, force, opened
 from .parts import TENSORS
 from .sums import Sum, read_sum
 
 NAME = "manifest.json"
+MARKER = ".saving"  # of a save under way on a remote file system, see `remote`
 FORMAT = "trivet-checkpoint"
 VERSION = 1
 
 
 def make(
-    directory: Path,
+    directory: Place,
     sums: dict[str, Sum],
     *,
     progress: dict[str, Any],
@@ -36,7 +37,8 @@ def make(
 
     from .. import __version__
 
-    paths = {path.relative_to(directory).as_posix(): path for path in directory.rglob("*") if path.is_file()}
+    paths = {_relative(path, directory): path for path in directory.rglob("*") if path.is_file()}
+    paths.pop(MARKER, None)
     with ThreadPoolExecutor() as threads:
         unknown = [name for name in paths if name not in sums]
         sums = sums | dict(zip(unknown, threads.map(read_sum, (paths[name] for name in unknown)), strict=True))
@@ -55,15 +57,18 @@ def make(
     }
 
 
-def write(directory: Path, values: dict[str, Any]) -> None:
+def _relative(path: Place, directory: Place) -> str:
+    return str(PurePosixPath(path.as_posix()).relative_to(directory.as_posix()))
+
+
+def write(directory: Place, values: dict[str, Any]) -> None:
     """Write the manifest and force it, and with it the directory, to the disk."""
-    with open(directory / NAME, "x", encoding="utf-8") as file:
+    with opened(directory / NAME, "x", encoding="utf-8") as file:
         json.dump(values, file, indent=1, allow_nan=False)
-        file.flush()
-        os.fsync(file.fileno())
+        force(file)
 
 
-def read(directory: Path) -> dict[str, Any]:
+def read(directory: Place) -> dict[str, Any]:
     """The manifest, checked for its form. Raises `CheckpointError` with path and reason."""
     file = directory / NAME
     if not directory.exists():
@@ -81,7 +86,7 @@ def read(directory: Path) -> dict[str, Any]:
         raise CheckpointError(f"cannot read checkpoint {str(directory)!r}: bad {NAME}: {error}") from error
 
 
-def _of_file(path: Path) -> str:
+def _of_file(path: Place) -> str:
     """What to do with a file, since a checkpoint is a directory."""
     if path.suffix == ".safetensors":
         return (
@@ -96,13 +101,13 @@ def _of_file(path: Path) -> str:
     )
 
 
-def check_files(directory: Path, values: dict[str, Any]) -> None:
+def check_files(directory: Place, values: dict[str, Any]) -> None:
     """Raise `CheckpointError` with what is wrong with the files."""
     if wrong := problems(directory, values):
         raise CheckpointError(f"cannot read checkpoint {str(directory)!r}: {'; '.join(wrong)}")
 
 
-def problems(directory: Path, values: dict[str, Any]) -> list[str]:
+def problems(directory: Place, values: dict[str, Any]) -> list[str]:
     """Each listed file that is missing, has another size or lies elsewhere, and each one among the tensors that is not
     listed."""
     wrong = []
@@ -116,9 +121,9 @@ def problems(directory: Path, values: dict[str, Any]) -> list[str]:
         elif file.stat().st_size != entry["size"]:
             wrong.append(f"{name} has {file.stat().st_size} bytes instead of {entry['size']}")
     shards = directory / TENSORS
-    for file in sorted(shards.iterdir()) if shards.is_dir() else ():
-        if f"{TENSORS}/{file.name}" not in values["files"]:
-            wrong.append(f"{TENSORS}/{file.name} is not in the manifest")
+    for name in sorted(file.name for file in shards.iterdir()) if shards.is_dir() else ():
+        if f"{TENSORS}/{name}" not in values["files"]:
+            wrong.append(f"{TENSORS}/{name} is not in the manifest")
     return wrong
 
 

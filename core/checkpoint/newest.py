@@ -6,11 +6,11 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
-from pathlib import Path
 from typing import Any
 
 from ..errors import CheckpointError
 from . import manifest as manifests
+from .files import Place
 from .places import sweep
 
 
@@ -18,7 +18,7 @@ from .places import sweep
 class Found:
     """A complete checkpoint and its manifest."""
 
-    path: Path
+    path: Place
     manifest: dict[str, Any]
 
     @property
@@ -36,7 +36,7 @@ class Found:
         return int(progress.get("update", 0)) + int(progress.get("skipped", 0)), int(progress.get("epoch", 0))
 
 
-def complete(directories: Iterable[Path], *, since: float = 0.0) -> list[Found]:
+def complete(directories: Iterable[Place], *, since: float = 0.0) -> list[Found]:
     """The complete checkpoints that lie in these directories, oldest first.
 
     Sweeps first: a save that a kill cut short is undone, or finished where only its rename was missing. Called by one
@@ -64,12 +64,12 @@ def _age(found: Found) -> tuple[float, tuple[int, int], int, str]:
     return found.created, found.boundary, (found.path / manifests.NAME).stat().st_mtime_ns, found.path.name
 
 
-def newest(directories: Iterable[Path], *, since: float = 0.0) -> Found | None:
+def newest(directories: Iterable[Place], *, since: float = 0.0) -> Found | None:
     """The newest of `complete`, if there is any."""
     return next(reversed(complete(directories, since=since)), None)
 
 
-def best(directory: Path, monitor: str | None, mode: str) -> Found | None:
+def best(directory: Place, monitor: str | None, mode: str) -> Found | None:
     """The one whose ``monitor`` is best, as the `Checkpoint` that wrote them ranks them; the newest without one."""
     found = complete([directory])
     if monitor is None:

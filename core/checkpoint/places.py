@@ -6,12 +6,14 @@ import os
 import re
 import secrets
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from ..errors import CheckpointError
 from . import manifest as manifests
+from . import remote
+from .files import Place, Remote, as_path
 
 try:
     import fcntl
@@ -21,13 +23,17 @@ except ImportError:  # Windows: a save of another live process is then not recog
 _HIDDEN = re.compile(r"\.(?P<name>.+)\.(?P<kind>tmp|old)-(?P<token>[0-9a-f]{12})")
 
 
-def left_over(name: str) -> bool:
-    """Whether a directory's name is one that only a save under way gives."""
-    return _HIDDEN.fullmatch(name) is not None
+def left_over(directory: Place) -> bool:
+    """Whether a directory is one of a save that is going on, or was cut short."""
+    if isinstance(directory, Remote):
+        return remote.left_over(directory)
+    return _HIDDEN.fullmatch(directory.name) is not None
 
 
-def begin(target: Path) -> Path:
+def begin(target: Place) -> Place:
     """Make the temporary directory in which a checkpoint named ``target`` grows. Refuses to replace anything else."""
+    if isinstance(target, Remote):
+        return remote.begin(target)
     if target.exists() and not (target.is_dir() and (_is_checkpoint(target) or not any(target.iterdir()))):
         raise CheckpointError("something of this name exists that is no checkpoint; choose another name or remove it")
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -36,8 +42,10 @@ def begin(target: Path) -> Path:
     return temporary
 
 
-def probe(directory: Path) -> None:
+def probe(directory: Place) -> None:
     """Raise OSError if nothing can be made in ``directory`` or, where it does not exist yet, in its nearest parent."""
+    if isinstance(directory, Remote):
+        return  # whose rights are the file system's to tell, at the first save
     place = directory
     while not place.exists():
         place = place.parent
@@ -46,14 +54,20 @@ def probe(directory: Path) -> None:
     trial.rmdir()
 
 
-def taken(path: Path) -> bool:
+def taken(path: Place) -> bool:
     """Whether something has this name, or a save is under way that will."""
+    if isinstance(path, Remote):
+        return path.exists()
     prefix = f".{path.name}.tmp-"
     return path.exists() or (path.parent.is_dir() and any(p.name.startswith(prefix) for p in path.parent.iterdir()))
 
 
-def publish(temporary: Path, target: Path) -> None:
+def publish(temporary: Place, target: Place) -> None:
     """Give the complete checkpoint ``temporary`` its name. A kill between two renames is repaired by `sweep`."""
+    if isinstance(temporary, Remote) or isinstance(target, Remote):
+        assert isinstance(target, Remote)
+        remote.publish(target)
+        return
     old = None
     if target.exists():
         match = _HIDDEN.fullmatch(temporary.name)
@@ -71,21 +85,35 @@ def publish(temporary: Path, target: Path) -> None:
         shutil.rmtree(old, ignore_errors=True)
 
 
-def delete(path: Path) -> None:
+def delete(path: Place) -> None:
     """Remove a checkpoint as a whole: it loses its name first, so that no reader meets a half of it."""
+    if isinstance(path, Remote):
+        remote.delete(path)
+        return
     doomed = _beside(path, "tmp", secrets.token_hex(6))
     os.rename(path, doomed)
     shutil.rmtree(doomed)
 
 
-def sweep(directory: str | os.PathLike[str]) -> list[Path]:
+def discard(temporary: Place) -> None:
+    """Remove what will never be a checkpoint, as far as that can be done."""
+    if isinstance(temporary, Remote):
+        with suppress(OSError):
+            remote.delete(temporary)
+    else:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def sweep(directory: str | os.PathLike[str]) -> Sequence[Place]:
     """Remove what dead saves left in ``directory`` and finish renames that a kill cut short; returns what was removed.
 
     Called by one rank, before the first save. The temporary directory of a save that another process is still writing
     is locked, and left alone.
     """
-    removed = []
-    place = Path(directory)
+    removed: list[Place] = []
+    place = as_path(directory)
+    if isinstance(place, Remote):
+        return remote.sweep(place)
     hidden = [(path, match) for path in sorted(place.glob(".*")) if (match := _HIDDEN.fullmatch(path.name))]
     for path, match in hidden:
         if match["kind"] == "old" and not (target := place / match["name"]).exists():
@@ -101,10 +129,10 @@ def sweep(directory: str | os.PathLike[str]) -> list[Path]:
 
 
 @contextmanager
-def locked(directory: Path, yes: bool) -> Iterator[None]:
+def locked(directory: Place, yes: bool) -> Iterator[None]:
     """Hold the lock that says that a live process is writing ``directory``; the kernel releases it when that dies."""
     handle = None
-    if yes and fcntl is not None:
+    if yes and fcntl is not None and isinstance(directory, Path):
         with suppress(
             OSError
         ):  # the other ranks are about to meet in a collective; writing itself will say what is wrong
@@ -117,9 +145,9 @@ def locked(directory: Path, yes: bool) -> Iterator[None]:
             os.close(handle)
 
 
-def sync_directory(directory: Path) -> None:
+def sync_directory(directory: Place) -> None:
     """Force the entries of a directory to the disk, where the system can do that."""
-    if os.name == "nt":
+    if os.name == "nt" or isinstance(directory, Remote):
         return
     handle = os.open(directory, os.O_RDONLY)
     try:

@@ -6,7 +6,6 @@ import threading
 import warnings
 from collections.abc import Mapping
 from concurrent.futures import Future
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,6 +17,7 @@ from torch.distributed.checkpoint.staging import AsyncStager
 from torch.distributed.checkpoint.state_dict_saver import AsyncSaveResponse, async_save
 from torch.distributed.tensor import DTensor
 
+from .files import Place
 from .tensors import ALL, ALONE, Finish, Planner, Writer
 
 
@@ -95,7 +95,7 @@ class _FromBuffers(Planner):
 
 
 def write_behind(
-    directory: Path, tensors: Mapping[str, Tensor], buffers: Buffers, *, group: ProcessGroup | None, finish: Finish
+    directory: Place, tensors: Mapping[str, Tensor], buffers: Buffers, *, group: ProcessGroup | None, finish: Finish
 ) -> Future[Any]:
     """As `tensors.write`, but it returns when the tensors are copied. ``group`` is for the collectives of the thread;
     without one nothing is collective. The future brings what DCP raised, see `tensors.told`."""

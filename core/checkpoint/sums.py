@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import zlib
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, TypedDict
+
+from .files import Place, force, opened
 
 BLOCK = 1 << 20
 
@@ -69,19 +69,18 @@ class Summing:
         self._thread.shutdown()
 
 
-def write_summed(path: Path, write: Callable[[Any], object]) -> Sum:
+def write_summed(path: Place, write: Callable[[Any], object]) -> Sum:
     """Make the file ``path`` with what ``write`` writes to it, and force it to the disk."""
-    with open(path, "xb") as file, Summing(file) as summing:
+    with opened(path, "xb") as file, Summing(file) as summing:
         write(summing)
-        summing.flush()
-        os.fsync(summing.fileno())
+        force(summing)
     return summing.sum
 
 
-def read_sum(path: Path) -> Sum:
+def read_sum(path: Place) -> Sum:
     """Count by reading."""
     size = crc32 = 0
-    with open(path, "rb") as file:
+    with opened(path, "rb") as file:
         while block := file.read(BLOCK):
             size, crc32 = size + len(block), zlib.crc32(block, crc32)
     return {"size": size, "crc32": crc32}

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -28,6 +28,7 @@ from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
 from ..errors import CheckpointError
+from .files import Place
 from .sums import Sum, Summing
 
 Finish = Callable[[dict[str, Sum]], None]
@@ -53,7 +54,7 @@ _METADATA_CLASSES = {
 
 
 def write(
-    directory: Path, tensors: Mapping[str, Tensor], *, distributed: bool, finish: Finish = lambda sums: None
+    directory: Place, tensors: Mapping[str, Tensor], *, distributed: bool, finish: Finish = lambda sums: None
 ) -> None:
     """Write ``tensors``, plain or `DTensor`, under their names. With ``distributed`` a collective: all ranks call it.
 
@@ -66,10 +67,10 @@ def write(
     _run(lambda: save({ALL: tensors}, storage_writer=writer, planner=Planner(), no_dist=not distributed))
 
 
-def metadata(directory: Path) -> Metadata:
+def metadata(directory: Place) -> Metadata:
     """Which tensors the directory holds, without reading them. Raises `CheckpointError` if it is no DCP metadata."""
     try:
-        with open(directory / ".metadata", "rb") as file:
+        with (directory / ".metadata").open("rb") as file:
             found = _MetadataUnpickler(file).load()
     except Exception as error:  # a damaged pickle raises nearly anything
         raise CheckpointError(f"its tensor index cannot be read: {type(error).__name__}: {error}") from error
@@ -100,7 +101,7 @@ def empty(index: Metadata, name: str) -> Tensor:
     return torch.empty(entry.size, dtype=entry.properties.dtype)
 
 
-def read(directory: Path, index: Metadata, into: dict[str, Tensor]) -> None:
+def read(directory: Place, index: Metadata, into: dict[str, Tensor]) -> None:
     """Fill the tensors ``into`` in place, of a `DTensor` this rank's part. No collective: ranks read for themselves."""
     planner = DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
     state: dict[str, Any] = dict(into)
@@ -154,33 +155,52 @@ class _Summed(WriteResult):
 
 
 class _Files(FileSystem):
-    """DCP's files, each summed while it is written."""
+    """DCP's files at places of either kind, each summed while it is written."""
 
     def __init__(self) -> None:
         self.sums: dict[str, Sum] = {}
 
     @contextmanager
-    def create_stream(self, path: str | os.PathLike[str], mode: str) -> Iterator[Any]:
-        file: Any
-        with super().create_stream(path, mode) as file:
+    def create_stream(self, path: Any, mode: str) -> Iterator[Any]:
+        with path.open(mode) as file:
             if mode != "wb":
                 yield file
                 return
             with Summing(file) as summing:
                 yield summing
-            self.sums[Path(path).name] = summing.sum
+            self.sums[path.name] = summing.sum
 
-    def rename(self, path: str | os.PathLike[str], new_path: str | os.PathLike[str]) -> None:
-        super().rename(path, new_path)
-        self.sums[Path(new_path).name] = self.sums.pop(Path(path).name)
+    def concat_path(self, path: Any, suffix: str) -> Any:
+        return path / suffix
+
+    def rename(self, path: Any, new_path: Any) -> None:
+        path.rename(new_path)
+        self.sums[new_path.name] = self.sums.pop(path.name)
+
+    def init_path(self, path: Any) -> Any:
+        return path
+
+    def mkdir(self, path: Any) -> None:
+        path.mkdir(parents=True, exist_ok=True)
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
+        return True
+
+    def exists(self, path: Any) -> bool:
+        return bool(path.exists())
+
+    def rm_file(self, path: Any) -> None:
+        path.unlink()
 
 
 class Writer(FileSystemWriter):
     """DCP's writer with one thread: with more, DCP loses the exceptions of all but the first and reports success."""
 
-    def __init__(self, path: Path, finish: Finish, **options: Any) -> None:
-        super().__init__(path, thread_count=1, sync_files=True, **options)
+    def __init__(self, path: Place, finish: Finish, **options: Any) -> None:
+        super().__init__(path, thread_count=1, sync_files=isinstance(path, Path), **options)
         self.fs = self._files = _Files()
+        self.path = cast("Any", path)  # DCP takes a `Remote` for a path of this machine
         self._finish = finish
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
@@ -219,8 +239,9 @@ def _pickles() -> Iterator[None]:
 class _Reader(FileSystemReader):
     """DCP's reader with an index that has been checked."""
 
-    def __init__(self, path: Path, index: Metadata) -> None:
+    def __init__(self, path: Place, index: Metadata) -> None:
         super().__init__(path)
+        self.fs, self.path = _Files(), cast("Any", path)
         self.index = index
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
 
 from ..errors import CheckpointError
 from . import manifest as manifests
+from .files import Place
 from .index import read_index
 from .sums import read_sum
 
@@ -22,7 +22,7 @@ class Verified:
     unsummed: int
 
 
-def verify(directory: Path) -> Verified:
+def verify(directory: Place) -> Verified:
     """Compare the files with their sizes and checksums, and the tensor index with the files."""
     try:
         values = manifests.read(directory)

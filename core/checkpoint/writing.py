@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from functools import partial
@@ -17,8 +16,9 @@ from ..errors import CheckpointError
 from ..state import TrainState
 from . import manifest as manifests
 from .agree import agreed
+from .files import Place, Remote, place
 from .parts import AS_TENSORS, OPTIMIZER_TENSORS, STATE, TENSORS, errors
-from .places import begin, locked, publish, sync_directory
+from .places import begin, discard, locked, publish, sync_directory
 from .plain import check_plain
 from .sums import Sum, write_summed
 
@@ -42,7 +42,7 @@ def write(
     Raises on all ranks, whichever rank it happened on: `CheckpointError` with path and reason, `ConfigurationError`
     naming the key of a value that is not plain data.
     """
-    target = Path(path).absolute()
+    target = place(path)
     with errors(f"cannot write checkpoint {str(target)!r}"):
         tensors, plain = split(state)
         temporary = agreed(partial(prepare, target, plain), rank=rank, world_size=world_size)
@@ -52,6 +52,10 @@ def write(
                 from . import tensors as storage
 
                 if own is not None:
+                    if isinstance(temporary, Remote):
+                        raise CheckpointError(
+                            "the strategy writes a folder of its own, which takes a path of this machine"
+                        )
                     own(temporary)
                 storage.write(temporary / TENSORS, tensors, distributed=world_size > 1, finish=draft.finish)
         except BaseException:
@@ -63,8 +67,8 @@ def write(
 class Draft:
     """A checkpoint that grows in ``temporary`` until it is complete. ``plain`` writes ``state.pt`` to a file."""
 
-    temporary: Path
-    target: Path
+    temporary: Place
+    target: Place
     plain: Callable[[Any], object]
     header: dict[str, Any]
 
@@ -83,10 +87,10 @@ class Draft:
     def discard(self, rank: int) -> None:
         """It will never be complete."""
         if rank == 0:
-            shutil.rmtree(self.temporary, ignore_errors=True)
+            discard(self.temporary)
 
 
-def prepare(target: Path, plain: dict[str, Any]) -> Path:
+def prepare(target: Place, plain: dict[str, Any]) -> Place:
     """On rank 0, before anything is written: whether it can be, and the directory to write into."""
     for name, value in plain.items():
         check_plain(value, name)
@@ -115,7 +119,7 @@ def split(state: TrainState) -> tuple[dict[str, Tensor], dict[str, Any]]:
     return tensors, plain
 
 
-def _check_visible(directory: Path, world_size: int) -> None:
+def _check_visible(directory: Place, world_size: int) -> None:
     """What the other ranks wrote must be seen by rank 0, which will say in the manifest that it is there."""
     from . import tensors as storage
 

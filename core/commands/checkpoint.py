@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..checkpoint.files import Place, as_path
 from .text import aligned, fill
 
 if TYPE_CHECKING:
@@ -33,21 +34,21 @@ def _parser(prog: str) -> argparse.ArgumentParser:
         return one
 
     one = add("list", _list, "list the checkpoints below a directory, newest last")
-    one.add_argument("directory", metavar="DIR", type=Path, help="a run's directory, or any above it")
+    one.add_argument("directory", metavar="DIR", type=as_path, help="a run's directory, or any above it")
     one.add_argument("--json", action="store_true", help="print JSON")
 
     one = add("inspect", _inspect, "show what is in a checkpoint", "No tensor is loaded.")
-    one.add_argument("path", metavar="PATH", type=Path)
+    one.add_argument("path", metavar="PATH", type=as_path)
     one.add_argument("--json", action="store_true", help="print JSON")
 
     one = add("verify", _verify, "check every file of checkpoints", "Exit code 1 where something is wrong.")
-    one.add_argument("paths", metavar="PATH", nargs="+", type=Path)
+    one.add_argument("paths", metavar="PATH", nargs="+", type=as_path)
 
     one = add(
         "consolidate", _consolidate, "write the weights as one safetensors file",
         "Tied weights are in it under each of their names, so that a strict load_state_dict finds them all.",
     )  # fmt: skip
-    one.add_argument("path", metavar="PATH", type=Path)
+    one.add_argument("path", metavar="PATH", type=as_path)
     one.add_argument("-o", "--output", required=True, type=Path, metavar="FILE", help="for instance model.safetensors")
     one.add_argument("--dtype", help="convert floating-point weights: bfloat16, float16, float32 or float64")
     one.add_argument(
@@ -55,16 +56,16 @@ def _parser(prog: str) -> argparse.ArgumentParser:
     )
 
     one = add("diff", _diff, "show what two checkpoints differ in", "Exit code 1 where they differ, as diff's.")
-    one.add_argument("a", metavar="A", type=Path)
-    one.add_argument("b", metavar="B", type=Path)
+    one.add_argument("a", metavar="A", type=as_path)
+    one.add_argument("b", metavar="B", type=as_path)
 
     one = add(
         "convert", _convert, "make a checkpoint of one of DeepSpeed's or Lightning's",
         "PATH is a checkpoint of strategy deepspeed, whose optimizer state then is any strategy's to read, or a "
         "Lightning .ckpt file. What has no counterpart is listed.",
     )  # fmt: skip
-    one.add_argument("path", metavar="PATH", type=Path)
-    one.add_argument("-o", "--output", required=True, type=Path, metavar="DIR", help="the checkpoint to write")
+    one.add_argument("path", metavar="PATH", type=as_path)
+    one.add_argument("-o", "--output", required=True, type=as_path, metavar="DIR", help="the checkpoint to write")
     one.add_argument(
         "--model", metavar="CLASS", help="of a .ckpt: package.module.Class, whose optimizers tell the parameters' names"
     )
@@ -89,8 +90,8 @@ def _list(options: argparse.Namespace) -> int:
     return 1 if any(one.problems for one in found) else 0
 
 
-def _relative(path: Path, directory: Path) -> str:
-    return str(path.relative_to(directory)) if path != directory else str(path)
+def _relative(path: Place, directory: Place) -> str:
+    return path.as_posix().removeprefix(f"{directory.as_posix()}/")
 
 
 def _standing(found: Found) -> tuple[str, str, str]:
@@ -169,15 +170,15 @@ def _described(found: Contents, state: dict[str, Any]) -> list[str]:
         for group in one["groups"]:
             text = ", ".join(f"{key}={_brief(value)}" for key, value in group.items() if key != "params")
             lines += fill(f"optimizer {number}: ", f"{len(group['params'])} parameters, {text}", indent=2)
-    for prefix, title in (
+    for prefix, kind in (
         ("module/", "weights and buffers"),
         ("beside/", "kept by callbacks"),
         ("optimizer/", "optimizer state"),
     ):
         entries = {name.removeprefix(prefix): one for name, one in found.index.items() if name.startswith(prefix)}
         if entries:
-            size = sum(one.size for one in entries.values())
-            lines += ["", f"{title}: {len(entries)} tensors, {size_text(size)}"]
+            total = sum(one.size for one in entries.values())
+            lines += ["", f"{kind}: {len(entries)} tensors, {size_text(total)}"]
             rows = [(name, one.dtype, "x".join(map(str, one.shape)) or "scalar") for name, one in entries.items()]
             lines += [line for row in aligned(rows, indent="  ") for line in row]
     return lines
@@ -238,14 +239,18 @@ def _convert(options: argparse.Namespace) -> int:
     return 0
 
 
-def _existing(path: Path) -> Path:
+def _existing(path: Place) -> Place:
     from ..errors import CheckpointError
 
     if not path.exists():
         raise CheckpointError(f"{str(path)!r} does not exist")
-    if path.is_dir() and not (path / "manifest.json").exists() and any(path.glob("**/manifest.json")):
+    if path.is_dir() and not (path / "manifest.json").exists() and _holds_some(path):
         raise CheckpointError(f"{str(path)!r} holds checkpoints and is none; see `trivet checkpoint list {path}`")
     return path
+
+
+def _holds_some(directory: Place) -> bool:
+    return any(file.name == "manifest.json" for file in directory.rglob("manifest.json"))
 
 
 def size_text(size: float) -> str:

@@ -19,7 +19,7 @@ from .combination import Request as Request
 from .combination import party, problems
 from .errors import ConfigurationError as ConfigurationError
 from .errors import Conflict, PlanError, PluginError
-from .launch import profiles
+from .launch import environments, profiles
 from .launch.world import World
 from .plan import Plan as Plan
 from .registry import Selected
@@ -237,25 +237,31 @@ def resolve(
 ) -> Resolved:
     """Make the plugins from what the user gave, choose for ``auto``, and negotiate.
 
-    ``world`` is what an environment or launcher says, or None; where it says more nodes, ``num_nodes=1`` counts as not
-    given. ``comm_profile`` is a name in `launch.profiles`, or ``"auto"``. ``launcher`` is ``"auto"`` in workers; otherwise that starts several processes on this machine, where no
-    environment did.
+    ``world`` is what an environment or launcher says, or None; then `environments.node` is asked, too. Where one of
+    them says more nodes, ``num_nodes=1`` counts as not given. ``launcher`` is ``"auto"`` in workers; otherwise that
+    starts several processes on this machine, where no environment did. ``comm_profile`` is a name in `launch.profiles`,
+    or ``"auto"``.
     Raises what `registry.make` and `negotiate` raise, and ConfigurationError for values that mean nothing.
     """
     if not _is_count(num_nodes) or num_nodes < 1:
         raise ConfigurationError(f"num_nodes={num_nodes!r}. Expected 1 or more.")
     if world is not None and world.source == "single":
         world = None
+    node = environments.node() if world is None else None
     notes: list[str] = []
     if accelerator == "auto":
         accelerator, why = auto_accelerator()
         notes.append(why)
     chosen_accelerator = registry.make("accelerator", accelerator)
+    if devices == "auto" and node is not None and node.devices is not None:
+        devices = node.devices
+        notes.append(f"devices auto: {devices}, from {node.source}")
     count, device_ids, chosen = resolve_devices(devices, party(chosen_accelerator), world)
     notes += chosen
-    if world is not None and world.num_nodes > 1 and num_nodes == 1:
-        num_nodes = world.num_nodes
-        notes.append(f"num_nodes: {num_nodes}, from {world.source}")
+    facts = world or node
+    if facts is not None and facts.num_nodes > 1 and num_nodes == 1:
+        num_nodes = facts.num_nodes
+        notes.append(f"num_nodes: {num_nodes}, from {facts.source}")
     if strategy == "auto":
         strategy, why = auto_strategy(count, num_nodes)
         notes.append(why)
@@ -274,6 +280,7 @@ def resolve(
         device_ids=device_ids,
         num_nodes=num_nodes,
         world=world,
+        node=node,
         launcher=None if starts is None else party(starts),
         manual=manual,
         on_skip=on_skip,

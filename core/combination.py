@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
+from .launch.environment import Node
 from .launch.world import World
 from .registry import Selected, label
 
@@ -82,15 +83,17 @@ class Party:
 class Request:
     """What the user asked for beside the plugins. ``devices`` counts processes per node.
 
-    ``world`` is what an environment says, where there is one: it overrules nothing, but has to agree. ``launcher`` is
-    what starts the processes, where one was asked for or several are wanted. ``needs`` are further capability names
-    that this run wants, by kind. ``notes`` go into the Plan.
+    ``world`` is what an environment says, where there is one: it overrules nothing, but has to agree. So has ``node``,
+    where an environment started one process on each machine. ``launcher`` is what starts the processes, where one was
+    asked for or several are wanted. ``comm_profile`` is the name of one that exists. ``needs`` are further capability
+    names that this run wants, by kind. ``notes`` go into the Plan.
     """
 
     devices: int = 1
     device_ids: tuple[int, ...] | None = None
     num_nodes: int = 1
     world: World | None = None
+    node: Node | None = None
     launcher: Party | None = None
     manual: bool = False
     on_skip: str | None = None
@@ -257,7 +260,12 @@ def _accelerator_problems(accelerator: Party, request: Request) -> Iterator[Prob
 def _world_problems(request: Request) -> Iterator[Problem]:
     world, launcher = request.world, request.launcher
     if world is None:
-        if request.num_nodes > 1 and (launcher is None or "several_nodes" not in launcher.offers):
+        yield from _node_problems(request)
+        if (
+            request.node is None
+            and request.num_nodes > 1
+            and (launcher is None or "several_nodes" not in launcher.offers)
+        ):
             reason = (
                 "no environment says which node this is. Start the script on every node with "
                 f"`torchrun --nnodes {request.num_nodes} --nproc-per-node {request.devices} ...`."
@@ -273,6 +281,25 @@ def _world_problems(request: Request) -> Iterator[Problem]:
     if request.num_nodes != world.num_nodes:
         reason = f"it started processes on {world.num_nodes} nodes; flags do not overrule that."
         yield Problem((f"--num_nodes {request.num_nodes}", source), reason, ("num_nodes",))
+
+
+def _node_problems(request: Request) -> Iterator[Problem]:
+    """Where an environment started one process on each machine, which is to start the others."""
+    node, launcher = request.node, request.launcher
+    if node is None:
+        return
+    source = f"the environment ({node.source})"
+    if request.num_nodes != node.num_nodes:
+        reason = f"it started a process on each of {node.num_nodes} nodes; leave out the flag, which overrules nothing."
+        yield Problem((f"--num_nodes {request.num_nodes}", source), reason, ("num_nodes",))
+    elif request.num_nodes > 1 and (launcher is None or "several_nodes" not in launcher.offers):
+        host, _, port = node.address.rpartition(":")
+        reason = (
+            f"it started one process on each of {node.num_nodes} nodes, and nothing would connect those of this node "
+            f"with the others. Let it start `torchrun --nnodes {node.num_nodes} --node-rank {node.rank} "
+            f"--nproc-per-node {request.devices} --master-addr {host} --master-port {port} ...`, with the rank of each node."
+        )
+        yield Problem((source, str(launcher or "no launcher")), reason, ("launcher",))
 
 
 def _mesh_problems(strategy: Party, request: Request) -> Iterator[Problem]:

@@ -111,7 +111,8 @@ def _device_counts(combination: Combination) -> Iterable[int]:
 
 def _node_counts(combination: Combination) -> Iterable[int]:
     request = combination.request
-    right = 1 if request.world is None else request.world.num_nodes
+    facts = request.world or request.node
+    right = 1 if facts is None else facts.num_nodes
     return [right] if request.num_nodes != right else []
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import os
+import sys
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from .. import registry
@@ -49,16 +51,14 @@ def node(environ: Mapping[str, str] | None = None) -> Node | None:
 
 def _the_one(environ: Mapping[str, str] | None) -> Answer | None:
     values = os.environ if environ is None else environ
-    if values.get(LAUNCH_DIR):
-        return None
-    answers = [answer for answer in ask(values) if answer.world is not None or answer.node is not None]
-    check(answers)
-    return answers[0] if answers else None
+    return None if values.get(LAUNCH_DIR) else _found(frozenset(values.items()), tuple(sys.path))
 
 
-def check(answers: Sequence[Answer]) -> None:
-    """Raise ConfigurationError where several environments say that they started this process."""
-    answers = [answer for answer in answers if answer.world is not None or answer.node is not None]
+@functools.lru_cache(maxsize=1)
+def _found(variables: frozenset[tuple[str, str]], path: tuple[str, ...]) -> Answer | None:
+    """The one environment that knows of this process. Kept, since it is asked for several times in each run; what is
+    installed changes with ``path``."""
+    answers = [answer for answer in ask(dict(variables)) if answer.world is not None or answer.node is not None]
     if len(answers) > 1:
         sides = "; ".join(f"{answer.entry} ({', '.join(answer.reasons)})" for answer in answers)
         names = " or ".join(answer.entry.name for answer in answers)
@@ -66,6 +66,7 @@ def check(answers: Sequence[Answer]) -> None:
             f"{len(answers)} environments say that they started this process: {sides}. Unset the variables of those "
             f"that did not, or set {CHOICE} to the one that did: {names}."
         )
+    return answers[0] if answers else None
 
 
 def ask(environ: Mapping[str, str]) -> Iterator[Answer]:

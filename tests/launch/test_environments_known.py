@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
-from trivet.errors import ConfigurationError
+import trivet
+from trivet.errors import ConfigurationError, PlanError
 from trivet.launch import environments, nodelist
 from trivet.launch.environment import Node
 from trivet.launch.world import World
@@ -201,6 +204,51 @@ def test_two_at_once_are_an_error_that_names_both_and_how_to_choose():
         assert str(caught.value).endswith(f"or set TRIVET_ENVIRONMENT to the one that did: {' or '.join(names)}.")
     chosen = environments.detect(SLURM | by_hand | {"TRIVET_ENVIRONMENT": "slurm"})
     assert chosen == World(3, 4, 1, 2, 1, 2, "slurm", "127.0.0.1:29500")
+
+
+@pytest.fixture
+def variables(monkeypatch):
+    def put(values):
+        for name, value in values.items():
+            monkeypatch.setenv(name, value)
+
+    return put
+
+
+@pytest.mark.parametrize(
+    ("values", "flags", "message"),
+    [
+        (
+            TORCHRUN,
+            {"devices": 4},
+            r"--devices 4 and the environment \(torchrun\): it started 2 processes on this node.*\n?.*--devices 2",
+        ),
+        (
+            SLURM,
+            {"num_nodes": 3},
+            r"--num_nodes 3 and the environment \(slurm\): it started processes on 2 nodes.*\n?.*--num_nodes 2",
+        ),
+        (SAGEMAKER, {"num_nodes": 3}, r"\(sagemaker\): it started a process on each of 2 nodes; leave out the fl"),
+        (
+            SAGEMAKER,
+            {},
+            r"\(sagemaker\) and launcher 'local' .*: it started one process on each of 2 nodes, and nothing would "
+            r"connect those of this node with the others\. Let it start `torchrun --nnodes 2 --node-rank 1 --nproc-per-node 8 "
+            r"--master-addr algo-1 --master-port 26912 \.\.\.`",
+        ),
+    ],
+)
+def test_flags_that_contradict_the_environment_are_refused_when_the_trainer_is_made(values, flags, message, variables):
+    variables(values)
+    with pytest.raises(PlanError) as caught:
+        trivet.Trainer(accelerator="cpu", strategy="ddp", **flags)
+    assert re.search(message, " ".join(str(caught.value).split())), str(caught.value)
+
+
+def test_a_plan_takes_what_the_environment_says(variables):
+    variables(SLURM)
+    plan = trivet.Trainer(accelerator="cpu").plan()
+    assert (plan.world_size, plan.devices, plan.num_nodes, plan.launcher) == (4, 2, 2, "slurm")
 
 
 @pytest.mark.parametrize(

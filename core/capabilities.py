@@ -270,6 +270,8 @@ def resolve(
         comm_profile, why_profile = profiles.resolve(comm_profile, device_type, num_nodes, started=world is not None)
         notes += why_profile
     chosen_strategy, chosen_precision = registry.make("strategy", strategy), registry.make("precision", precision)
+    if facts is None and count * num_nodes == 1:
+        notes += environments.hints()
     starts = None
     if launcher != "auto":
         starts = registry.make("launcher", launcher)

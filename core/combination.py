@@ -297,7 +297,7 @@ def _node_problems(request: Request) -> Iterator[Problem]:
         reason = (
             f"it started one process on each of {node.num_nodes} nodes, and nothing would connect those of this node "
             f"with the others. Let it start `torchrun --nnodes {node.num_nodes} --node-rank {node.rank} "
-            f"--nproc-per-node {request.devices} --master-addr {host} --master-port {port} ...`, with the rank of each node."
+            f"--nproc-per-node {request.devices} --master-addr {host} --master-port {port} ...`, each its own rank."
         )
         yield Problem((source, str(launcher or "no launcher")), reason, ("launcher",))
 

@@ -56,3 +56,10 @@ class Environment(ABC):
         By default None: the launcher starts every process, or none. Not asked for where `detect` gave a world.
         """
         return None
+
+    def hint(self, environ: Mapping[str, str]) -> str:
+        """What to tell the user of a single process that may have been meant as one of several; by default nothing.
+
+        Asked for where there is neither a world nor a node. A clause such as ``"the job has room for 4 tasks"``.
+        """
+        return ""

@@ -27,6 +27,7 @@ class Answer:
     world: World | None
     reasons: tuple[str, ...]
     node: Node | None = None
+    hint: str = ""
 
 
 def detect(environ: Mapping[str, str] | None = None) -> World | None:
@@ -49,16 +50,24 @@ def node(environ: Mapping[str, str] | None = None) -> Node | None:
     return None if found is None else found.node
 
 
-def _the_one(environ: Mapping[str, str] | None) -> Answer | None:
+def hints(environ: Mapping[str, str] | None = None) -> list[str]:
+    """Why this single process may have been meant as one of several: ``"slurm: ..."``."""
+    return [f"{answer.entry.name}: {answer.hint}" for answer in _answers(environ) if answer.hint]
+
+
+def _answers(environ: Mapping[str, str] | None) -> tuple[Answer, ...]:
     values = os.environ if environ is None else environ
-    return None if values.get(LAUNCH_DIR) else _found(frozenset(values.items()), tuple(sys.path))
+    return () if values.get(LAUNCH_DIR) else _kept(frozenset(values.items()), tuple(sys.path))
 
 
 @functools.lru_cache(maxsize=1)
-def _found(variables: frozenset[tuple[str, str]], path: tuple[str, ...]) -> Answer | None:
-    """The one environment that knows of this process. Kept, since it is asked for several times in each run; what is
-    installed changes with ``path``."""
-    answers = [answer for answer in ask(dict(variables)) if answer.world is not None or answer.node is not None]
+def _kept(variables: frozenset[tuple[str, str]], path: tuple[str, ...]) -> tuple[Answer, ...]:
+    """Kept, since every run asks several times; what is installed changes with ``path``."""
+    return tuple(ask(dict(variables)))
+
+
+def _the_one(environ: Mapping[str, str] | None) -> Answer | None:
+    answers = [answer for answer in _answers(environ) if answer.world is not None or answer.node is not None]
     if len(answers) > 1:
         sides = "; ".join(f"{answer.entry} ({', '.join(answer.reasons)})" for answer in answers)
         names = " or ".join(answer.entry.name for answer in answers)
@@ -103,6 +112,7 @@ def answer(entry: registry.Entry, environ: Mapping[str, str]) -> Answer:
         world = environment.detect(environ)
         node = environment.node(environ) if world is None else None
         reasons = tuple(environment.reasons(environ))
+        hint = environment.hint(environ) if world is None and node is None else ""
     except TrivetError:
         raise
     except Exception as error:
@@ -120,4 +130,5 @@ def answer(entry: registry.Entry, environ: Mapping[str, str]) -> Answer:
         None if world is None else replace(world, source=entry.name),
         reasons,
         None if node is None else replace(node, source=entry.name),
+        hint,
     )

@@ -57,10 +57,16 @@ class Slurm(Environment):
             return (why,)
         return said(environ, ("SLURM_JOB_ID", "SLURM_STEP_ID", *_TASK, "SLURM_STEP_NUM_TASKS", "SLURM_STEP_NODELIST"))
 
+    def hint(self, environ: Mapping[str, str]) -> str:
+        tasks = _room(environ)
+        if tasks == "1" or not _job(environ) or started_by_torchrun(environ) or is_worker(environ):
+            return ""
+        return f"the job has room for {tasks} tasks, and this process was not started by srun: it is one process"
+
 
 def _why_not(environ: Mapping[str, str]) -> str:
     """Why srun did not start this process, or did not start it for this; empty where it did."""
-    if not environ.get("SLURM_JOB_ID") and not environ.get("SLURM_JOBID"):
+    if not _job(environ):
         return "SLURM_JOB_ID is not set"
     if started_by_torchrun(environ):
         return INSIDE
@@ -70,7 +76,7 @@ def _why_not(environ: Mapping[str, str]) -> str:
         if environ.get(inner):
             return f"{inner} is set: mpirun started this process inside of the job"
     if not any(environ.get(name) for name in _STEP):
-        tasks = environ.get("SLURM_NTASKS") or environ.get("SLURM_TASKS_PER_NODE") or "1"
+        tasks = _room(environ)
         hint = "" if tasks == "1" else f", and the job has room for {tasks}: start the command with srun"
         return f"no step of srun's: this is the batch script, or a shell in the allocation; one process{hint}"
     if _step(environ) >= _SPECIAL_STEPS:
@@ -83,6 +89,14 @@ def _why_not(environ: Mapping[str, str]) -> str:
     if name in _SHELLS and _tasks(environ) == 1:
         return f"SLURM_JOB_NAME={name} with one task: a session to type in"
     return ""
+
+
+def _job(environ: Mapping[str, str]) -> str:
+    return environ.get("SLURM_JOB_ID") or environ.get("SLURM_JOBID") or ""
+
+
+def _room(environ: Mapping[str, str]) -> str:
+    return environ.get("SLURM_NTASKS") or environ.get("SLURM_TASKS_PER_NODE") or "1"
 
 
 def _tasks(environ: Mapping[str, str]) -> int:

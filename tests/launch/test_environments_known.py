@@ -233,8 +233,8 @@ def variables(monkeypatch):
             SAGEMAKER,
             {},
             r"\(sagemaker\) and launcher 'local' .*: it started one process on each of 2 nodes, and nothing would "
-            r"connect those of this node with the others\. Let it start `torchrun --nnodes 2 --node-rank 1 --nproc-per-node 8 "
-            r"--master-addr algo-1 --master-port 26912 \.\.\.`",
+            r"connect those of this node with the others\. Let it start `torchrun --nnodes 2 --node-rank 1 "
+            r"--nproc-per-node 8 --master-addr algo-1 --master-port 26912 \.\.\.`",
         ),
     ],
 )
@@ -243,6 +243,13 @@ def test_flags_that_contradict_the_environment_are_refused_when_the_trainer_is_m
     with pytest.raises(PlanError) as caught:
         trivet.Trainer(accelerator="cpu", strategy="ddp", **flags)
     assert re.search(message, " ".join(str(caught.value).split())), str(caught.value)
+
+
+def test_a_batch_script_without_srun_is_told(variables):
+    variables(BATCH)
+    notes = trivet.Trainer(accelerator="cpu").plan().notes
+    assert "slurm: the job has room for 4 tasks, and this process was not started by srun: it is one process" in notes
+    assert "srun" not in str(trivet.Trainer(accelerator="cpu", devices=2).plan().notes)
 
 
 def test_a_plan_takes_what_the_environment_says(variables):

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from . import rundir
 from .checkpoint import directory as checkpoints
 from .checkpoint import newest
+from .checkpoint.files import Place, as_path
 from .checkpoint.newest import Found
 from .errors import CheckpointError, ConfigurationError, TrivetError
 
@@ -56,7 +57,7 @@ class Beginning:
             boundary = [at.update + at.skipped, at.epoch]
             replace(self.record, ended={"limits": _limits(trainer), "boundary": boundary}).write(self.directory)
 
-    def checkpoint_directories(self, trainer: Trainer) -> list[Path]:
+    def checkpoint_directories(self, trainer: Trainer) -> list[Place]:
         return _saved_in(trainer, self.directory) if self.directory is not None else []
 
     def newest(self, trainer: Trainer) -> Found | None:
@@ -144,7 +145,7 @@ def located(trainer: Trainer, given: str | None) -> str | None:
         if given is not None:
             checkpoints.manifest(given)  # before processes are started that would not find it
         return given
-    looked: list[Path] = []
+    looked: list[Place] = []
     callback = trainer.checkpoint_callback
     for _, where in _runs(trainer):
         saved_in = [path for path in _saved_in(trainer, where) if path not in looked]
@@ -176,7 +177,7 @@ def _runs(trainer: Trainer) -> Iterator[tuple[int | str | None, Path]]:
     for version in reversed(versions):
         logger = copy.copy(first)
         logger.go_on(version, None)
-        yield version, Path(logger.log_dir or trainer.default_root_dir)
+        yield version, Path(logger.log_dir or trainer.local_root_dir)
 
 
 def _directory(trainer: Trainer) -> Path:
@@ -185,18 +186,20 @@ def _directory(trainer: Trainer) -> Path:
     if (first := trainer.loggers[0].log_dir if trainer.loggers else None) is not None:
         return Path(first)
     given = callback.dirpath if callback is not None else None
-    return trainer.default_root_dir if given is None else Path(given)
+    found = trainer.local_root_dir if given is None else as_path(given)
+    return found if isinstance(found, Path) else trainer.local_root_dir
 
 
 def _root(trainer: Trainer) -> Path:
     runs = [where for _, where in _runs(trainer)]
-    return runs[0].parent if len(runs) > 1 else trainer.default_root_dir
+    return runs[0].parent if len(runs) > 1 else trainer.local_root_dir
 
 
-def _saved_in(trainer: Trainer, where: Path) -> list[Path]:
+def _saved_in(trainer: Trainer, where: Path) -> list[Place]:
     """Where the Checkpoint callbacks of a run in this directory save."""
     given = [callback.dirpath for callback in trainer.checkpoint_callbacks] or [None]
-    return list(dict.fromkeys((where / "checkpoints" if path is None else Path(path)).absolute() for path in given))
+    default = trainer.stored(where) / "checkpoints"
+    return list(dict.fromkeys((default if path is None else as_path(path)).absolute() for path in given))
 
 
 def _earlier(trainer: Trainer, now: rundir.Record, auto: bool) -> tuple[Path, rundir.Record] | None:

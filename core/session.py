@@ -20,7 +20,7 @@ import torch
 from . import capture, evaluation, loaders, loop, predictions, profilers, resume
 from .callbacks.callback import Callback
 from .capabilities import Resolved, recheck
-from .checkpoint import directory
+from .checkpoint import directory, files
 from .data.datamodule import DataModule
 from .data.sharding import derive_accumulation
 from .data.transfer import transfer
@@ -102,7 +102,7 @@ def begun(trainer: Trainer, job: Job, beginning: Beginning) -> Job:
     """The job with the checkpoint that was decided on."""
     trainer.continues = beginning.continues
     if job.stage == "fit" and beginning.path is not None and not beginning.continues:
-        trainer.resumed_from = str(Path(beginning.path).absolute())
+        trainer.resumed_from = str(files.place(beginning.path))
     return replace(job, ckpt_path=beginning.path)
 
 

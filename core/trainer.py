@@ -16,6 +16,7 @@ from . import capture, flags, session
 from .capabilities import Resolved, resolve
 from .checkpoint import directory
 from .checkpoint.background import Pending
+from .checkpoint.files import as_path
 from .errors import ConfigurationError
 from .job import Job as Job
 from .launch import environments
@@ -92,7 +93,8 @@ class Trainer(View):
         enable_model_summary: print the layers when a fit begins; by default where there is a bar.
         enable_checkpointing: add a `Checkpoint` callback where none is given.
         enable_progress_bar: show a bar on a terminal, quiet lines elsewhere, and first what was planned.
-        default_root_dir: where runs are written; ``trivet_runs`` in the current directory by default.
+        default_root_dir: where runs are written; ``trivet_runs`` in the current directory by default. Of a URL such as
+            ``s3://bucket/runs`` the checkpoints go there, and what loggers write into ``trivet_runs``.
         compile: compile the module's steps with `torch.compile`; a mapping holds options for it.
         return_weights: whether the caller's module holds the trained weights after a launched `fit`.
         resume: ``"auto"``: a `fit` goes on from the newest complete checkpoint of the newest run that trained the same
@@ -173,7 +175,8 @@ class Trainer(View):
         self.reload_dataloaders_every_n_epochs, self.exact_resume = reload_dataloaders_every_n_epochs, exact_resume
         self.deterministic, self.benchmark, self.inference_mode = g["deterministic"], benchmark, inference_mode
         self.detect_anomaly, self.sync_batchnorm = detect_anomaly, sync_batchnorm
-        self.default_root_dir = Path(default_root_dir or "trivet_runs")
+        self.default_root_dir = as_path(default_root_dir or "trivet_runs")
+        self.local_root_dir = self.default_root_dir if isinstance(self.default_root_dir, Path) else Path("trivet_runs")
         self.return_weights = return_weights
         self.compile = flags.check_compile(compile)
         self.profiler: Profiler = make(profiler) or PassThroughProfiler()
@@ -197,7 +200,7 @@ class Trainer(View):
         resolved = self.resolve(None, world)
         flags.check_min_devices(min_devices, resolved.plan.devices)
         self.enable_progress_bar, self.enable_checkpointing = g["enable_progress_bar"], g["enable_checkpointing"]
-        self.loggers = flags.make_loggers(g["logger"], self.default_root_dir)
+        self.loggers = flags.make_loggers(g["logger"], self.local_root_dir)
         self.callbacks = flags.make_callbacks(
             callbacks,
             checkpoint=self.enable_checkpointing,

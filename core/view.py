@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from .callbacks.callback import Callback
 from .callbacks.checkpoint import Checkpoint
+from .checkpoint.files import Place
 from .errors import ConfigurationError
 from .plugins import Strategy
 
@@ -30,7 +31,8 @@ class View:
     world: World
     loggers: list[Logger]
     callbacks: list[Callback]
-    default_root_dir: Path
+    default_root_dir: Place
+    local_root_dir: Path
     final_metrics: dict[str, float]
     final_shown: dict[str, float]
     predictions: list[Any] | None = None  # what the last `predict` returned
@@ -232,9 +234,17 @@ class View:
 
     @property
     def log_dir(self) -> Path:
-        """Where the first logger writes, or ``default_root_dir``."""
+        """Where the first logger writes, or ``default_root_dir``, of which a URL does not count."""
         first = self.loggers[0].log_dir if self.loggers else None
-        return Path(first) if first else self.default_root_dir
+        return Path(first) if first else self.local_root_dir
+
+    def stored(self, where: Path) -> Place:
+        """Where the run with this ``log_dir`` has its checkpoints: there, unless ``default_root_dir`` is a URL."""
+        if isinstance(self.default_root_dir, Path):
+            return where
+        root = self.local_root_dir.absolute()
+        below = where.absolute().relative_to(root).as_posix() if where.absolute().is_relative_to(root) else where.name
+        return self.default_root_dir if below == "." else self.default_root_dir / below
 
     @property
     def checkpoint_callback(self) -> Checkpoint | None:

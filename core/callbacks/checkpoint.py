@@ -12,10 +12,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from ..checkpoint.agree import agreed
+from ..checkpoint.files import Place, Remote, as_path
 from ..checkpoint.retention import Retention
 from ..errors import STOPS, CheckpointError, ConfigurationError, Terminated
 from .callback import Callback
@@ -59,7 +59,8 @@ class Checkpoint(Callback):
     if this run (or the one that it resumes, in the same directory) wrote it.
 
     Args:
-        dirpath: where checkpoints are written; ``checkpoints`` in the trainer's ``log_dir`` by default.
+        dirpath: where checkpoints are written; ``checkpoints`` in the trainer's ``log_dir`` by default. It may be a URL
+            that fsspec knows, such as ``s3://bucket/run``.
         filename: a template with ``{epoch}`` (epochs completed), ``{update}`` or ``{step}`` (updates applied) and names
             of metrics, each with an optional format: ``"{update:06d}-{val/loss:.3f}"``. Slashes become underscores. An
             existing name gets a suffix ``-v1``, ``-v2``, ...
@@ -377,7 +378,7 @@ class Checkpoint(Callback):
 
     def _decide(self, trainer: Trainer, fresh: bool) -> _Save | None:
         """On rank 0: what to save, if anything."""
-        if self._kept.last and not Path(self._where or "").is_dir():
+        if self._kept.last and not as_path(self._where or "").is_dir():
             raise CheckpointError(
                 f"cannot write checkpoints into {self._where!r}: the directory is gone, and what was saved there"
             )
@@ -394,8 +395,8 @@ class Checkpoint(Callback):
         """The directory, swept of dead saves; which of the kept checkpoints are not in it; why it cannot be written."""
         from ..checkpoint import directory, places
 
-        where = Path(self.dirpath) if self.dirpath is not None else Path(trainer.log_dir) / "checkpoints"
-        where = where.absolute()
+        given = self.dirpath
+        where = (trainer.stored(trainer.log_dir) / "checkpoints" if given is None else as_path(given)).absolute()
         barred = ""
         try:
             places.probe(where)
@@ -405,7 +406,7 @@ class Checkpoint(Callback):
             barred = f"cannot write checkpoints into {str(where)!r}: {type(error).__name__}: {error}"
         known = {*self._kept.paths(), self._kept.last} - {""}
         # a path that a loaded state names may be deleted later, so it has to be a checkpoint that lies here
-        gone = sorted(p for p in known if Path(p).parent != where or not directory.complete(p))
+        gone = sorted(p for p in known if as_path(p).parent != where or not directory.complete(p))
         return str(where), gone, barred
 
     def _tidy(self) -> None:
@@ -416,9 +417,9 @@ class Checkpoint(Callback):
     def _point(self, path: str) -> None:
         if not self.save_last:
             return
-        file = Path(path).parent / POINTER
+        file = as_path(path).parent / POINTER
         try:
-            _replace(file, {"path": Path(path).name})
+            _replace(file, {"path": as_path(path).name})
         except OSError as error:
             raise CheckpointError(
                 f"the checkpoint {path!r} is complete, but {str(file)!r} cannot name it and still names the one "
@@ -430,7 +431,7 @@ class Checkpoint(Callback):
 
         for path in self._dropped:
             try:
-                directory.delete(Path(path))
+                directory.delete(as_path(path))
             except FileNotFoundError:
                 pass  # somebody else removed it
             except OSError as error:
@@ -443,7 +444,7 @@ class Checkpoint(Callback):
 
         name = prefix + self.format_name(trainer.progress.epoch, trainer.progress.update, metrics)
         assert self._where is not None
-        path, version = Path(self._where) / name, 0
+        path, version = as_path(self._where) / name, 0
         while places.taken(path):
             version += 1
             path = path.with_name(f"{name}-v{version}")
@@ -483,8 +484,12 @@ def _agreed(trainer: Trainer, function: Callable[[], T]) -> T:
     return agreed(function, rank=trainer.global_rank, world_size=trainer.world_size)
 
 
-def _replace(path: Path, values: dict[str, Any]) -> None:
+def _replace(path: Place, values: dict[str, Any]) -> None:
     """Replace a small JSON file as a whole."""
+    if isinstance(path, Remote):
+        with path.open("w") as file:
+            json.dump(values, file)
+        return
     temporary = path.with_name(f".{path.name}.new")
     with open(temporary, "w", encoding="utf-8") as file:
         json.dump(values, file)

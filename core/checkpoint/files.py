@@ -55,13 +55,13 @@ class Remote:
         return f"Remote({self._url!r})"
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Remote) and other._url == self._url
+        return isinstance(other, Remote) and str(other) == self._url
 
     def __hash__(self) -> int:
         return hash(self._url)
 
     def __lt__(self, other: Remote) -> bool:
-        return self._url < other._url
+        return self._url < str(other)
 
     def __truediv__(self, name: str | os.PathLike[str]) -> Remote:
         return Remote(f"{self._url}/{os.fspath(name)}")
@@ -96,7 +96,7 @@ class Remote:
         return self
 
     def is_relative_to(self, other: Remote) -> bool:
-        return f"{self._url}/".startswith(f"{other._url}/")
+        return f"{self._url}/".startswith(f"{str(other)}/")
 
     def as_posix(self) -> str:
         return self._url
@@ -141,7 +141,7 @@ class Remote:
         self.fs.makedirs(self._url, exist_ok=True)
 
     def rename(self, target: Remote) -> None:
-        self.fs.mv(self._url, target._url)
+        self.fs.mv(self._url, str(target))
 
     def unlink(self, missing_ok: bool = False) -> None:
         if not (missing_ok and not self.exists()):

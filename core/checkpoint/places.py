@@ -96,10 +96,11 @@ def delete(path: Place) -> None:
 
 
 def discard(temporary: Place) -> None:
-    """Remove what will never be a checkpoint, as far as that can be done."""
+    """Remove what will never be a checkpoint, as far as that can be done; one that is complete stays."""
     if isinstance(temporary, Remote):
         with suppress(OSError):
-            remote.delete(temporary)
+            if remote.left_over(temporary):
+                remote.delete(temporary)
     else:
         shutil.rmtree(temporary, ignore_errors=True)
 

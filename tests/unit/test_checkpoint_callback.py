@@ -32,6 +32,9 @@ class FakeTrainer:
     def agree(self, flag: bool) -> bool:
         return flag
 
+    def stored(self, where: Path) -> Path:
+        return where
+
     def save_checkpoint(self, path: str, metrics: dict[str, float] | None = None) -> None:
         if self.fails:
             raise CheckpointError(f"cannot write checkpoint {path!r}: no space")

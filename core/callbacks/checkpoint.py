@@ -143,6 +143,7 @@ class Checkpoint(Callback):
         self._considered = (-1, False)  # the boundary of the last decision, and whether a validation belonged to it
         self._saved = -1
         self._dropped: list[str] = []  # not needed any more, and still there
+        self._leaving: list[str] = []  # not needed any more once the save under way is complete
         self._flying: _Flying | None = None
         self._unpointed: Exception | None = None  # why `POINTER` does not name the newest checkpoint
 
@@ -171,10 +172,11 @@ class Checkpoint(Callback):
         return self._kept.current_score
 
     def state_dict(self) -> dict[str, Any]:
-        return {"dirpath": self._where, **self._kept.state_dict()}
+        dropped = [*self._dropped, *self._leaving]  # by whoever goes on from here, if a kill comes first
+        return {"dirpath": self._where, **self._kept.state_dict(), "dropped": dropped}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._where = state["dirpath"]
+        self._where, self._dropped = state["dirpath"], list(state.get("dropped", ()))
         self._kept.load_state_dict(state)
 
     # ------------------------------------------------------------------------------------------------------- hooks
@@ -185,14 +187,14 @@ class Checkpoint(Callback):
                 "Checkpoint(save_async=True): this strategy writes its state into a folder of its own, which cannot be "
                 "done while training goes on. Leave save_async out."
             )
-        where, gone, barred = _agreed(trainer, lambda: self._open(trainer))
+        where, gone, left, barred = _agreed(trainer, lambda: self._open(trainer))
         if self._where not in (None, where):  # a run that goes on from another's checkpoint ranks only its own
             self._kept.clear()
         self._where = where
         for path in gone:
             self._kept.forget(path)
         self._training, self._pending, self._validated, self._saved = True, False, -1, -1
-        self._dropped, self._flying, self._unpointed = [], None, None
+        self._dropped, self._flying, self._unpointed = left, None, None
         boundary = _boundary(trainer)
         self._considered = (boundary, False) if boundary else (-1, False)
         self._due.start(trainer)
@@ -284,7 +286,8 @@ class Checkpoint(Callback):
             save: _Save | None = _agreed(trainer, lambda: self._decide(trainer, fresh))
             if save is None:
                 return
-            self._kept.add(save.path, save.score)  # before the save, which stores these books too
+            leaving = self._kept.add(save.path, save.score)  # before the save, which stores these books too
+            self._leaving = [path for path in leaving if path != trainer.resumed_from]
             if self.save_async:
                 point = partial(self._point_behind, save.path)
                 pending = trainer.save_checkpoint_async(save.path, metrics=save.metrics, published=point)
@@ -294,6 +297,7 @@ class Checkpoint(Callback):
             self._failed(trainer, error)
             return
         finally:
+            self._leaving = []
             self.load_state_dict(before)
         self._due.saved()
         if pending is not None:
@@ -391,8 +395,9 @@ class Checkpoint(Callback):
 
     # ----------------------------------------------------------------------------------------------- on rank 0 alone
 
-    def _open(self, trainer: Trainer) -> tuple[str, list[str], str]:
-        """The directory, swept of dead saves; which of the kept checkpoints are not in it; why it cannot be written."""
+    def _open(self, trainer: Trainer) -> tuple[str, list[str], list[str], str]:
+        """The directory, swept of dead saves; which of the kept checkpoints are not in it, and which of those that are
+        not needed any more are; why it cannot be written."""
         from ..checkpoint import directory, places
 
         given = self.dirpath
@@ -407,7 +412,9 @@ class Checkpoint(Callback):
         known = {*self._kept.paths(), self._kept.last} - {""}
         # a path that a loaded state names may be deleted later, so it has to be a checkpoint that lies here
         gone = sorted(p for p in known if as_path(p).parent != where or not directory.complete(p))
-        return str(where), gone, barred
+        free = [path for path in self._dropped if path not in known and path != trainer.resumed_from]
+        left = [path for path in free if as_path(path).parent == where and directory.complete(path)]
+        return str(where), gone, left, barred
 
     def _tidy(self) -> None:
         """After a complete save: point at it, then delete what it replaced."""

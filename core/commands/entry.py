@@ -38,8 +38,8 @@ commands:
   env         show who started this process, and what a profile would set
   submit      hand a command to a cluster, or print the job (--dry-run)
 
-{prog} COMMAND --help tells more. With --strategy NAME, --model CLASS
-and so on given, it includes their own options.
+{prog} COMMAND --help tells more.
+With --strategy NAME, --model CLASS and so on given, it has their options, too.
 
 options:
   -h, --help  show this message

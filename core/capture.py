@@ -157,12 +157,14 @@ def refuse_inexact(run: Run, state: TrainState) -> None:
     ]
     if run.plan.world_size > 2 and not run.plan.deterministic:
         reasons.append("on more than 2 processes reductions keep their order only with deterministic=True")
-    if run.train_data is not None and run.train_data.inexact is not None:
+    if run.train_data is not None and not state.data:
+        reasons.append("the checkpoint holds no position in the data")
+    elif run.train_data is not None and run.train_data.inexact is not None:
         reasons.append(run.train_data.inexact)
     if reasons:
         raise CheckpointError(
-            f"exact_resume=True, and this run would not go on exactly: {'; '.join(reasons)} Without exact_resume it "
-            "goes on all the same."
+            f"exact_resume=True, and this run would not go on exactly: {'; '.join(reasons)}. Without "
+            "exact_resume it goes on all the same."
         )
 
 

@@ -206,7 +206,11 @@ class Stream:
         if resumed is not None and resumed["finished"] and resumed["epoch"] == epoch:
             self.end_epoch()  # its last window had been handed out
             return
-        limit = limited(self._limit, known_length(self._batches.part), 1, self._text)
+        length = known_length(self._batches.part)
+        limit = limited(self._limit, length, 1, self._text)
+        if length is not None and isinstance(self._batches.part, Sequence) and self._world_size == 1:
+            # What other data say of their length is an estimate, and what one rank's say is of that rank alone.
+            limit = length if limit is None else min(limit, length)
         source = islice(self._batches.epoch(epoch, start), None if limit is None else max(0, limit - start))
         spare: Any = None
         while True:
@@ -329,7 +333,7 @@ class Stream:
         return (
             f"{self._text} cannot go to batch {state['position']}, where the checkpoint was written, without reading "
             f"the data before it: epoch {state['epoch']} begins anew. To resume exactly, use a loader with state_dict "
-            "and load_state_dict, such as torchdata's StatefulDataLoader, or save at the end of an epoch."
+            "and load_state_dict, such as torchdata's StatefulDataLoader, or save at the end of an epoch"
         )
 
     def _resume(self, state: dict[str, Any], epoch: int, lost: str | None) -> int:
@@ -344,6 +348,6 @@ class Stream:
             within = position > 0 and not state["finished"]
             self._batches.load_own_state(state["loader"][self._rank], within=within)
         elif lost is not None:
-            warnings.warn(lost, stacklevel=2)
+            warnings.warn(f"{lost}.", stacklevel=2)
             return 0
         return position

@@ -65,7 +65,8 @@ def reading(
         optimizers = _join(plain.pop("optimizers"), into)
         from . import tensors as storage
 
-        storage.read(directory / TENSORS, index, {name: t for name, t in into.items() if name not in in_place})
+        fresh = {name: tensor for name, tensor in into.items() if name not in in_place}
+        storage.read(directory / TENSORS, index, fresh, fresh=fresh)
         # Read first, then copied: a damaged file is found before the first of the caller's tensors changes.
         storage.read(directory / TENSORS, index, in_place)
         copied = [(target, into[name]) for name, target in targets.items() if name not in in_place]

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import pickle
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain
@@ -21,7 +21,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
 from torch.distributed.checkpoint.filesystem import FileSystem, FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta, TensorStorageMetadata
-from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
+from torch.distributed.checkpoint.planner import ReadItem, SavePlan, SavePlanner
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.checkpoint.storage import WriteResult
@@ -101,11 +101,13 @@ def empty(index: Metadata, name: str) -> Tensor:
     return torch.empty(entry.size, dtype=entry.properties.dtype)
 
 
-def read(directory: Place, index: Metadata, into: dict[str, Tensor]) -> None:
-    """Fill the tensors ``into`` in place, of a `DTensor` this rank's part. No collective: ranks read for themselves."""
-    planner = DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
+def read(directory: Place, index: Metadata, into: dict[str, Tensor], *, fresh: Collection[str] = ()) -> None:
+    """Fill the tensors ``into`` in place, of a `DTensor` this rank's part. No collective: ranks read for themselves.
+
+    Nobody else has the storage of those named ``fresh``: it may be exchanged for the memory that was read into.
+    """
     state: dict[str, Any] = dict(into)
-    _run(lambda: load(state, storage_reader=_Reader(directory, index), planner=planner, no_dist=True))
+    _run(lambda: load(state, storage_reader=_Reader(directory, index), planner=_LoadPlanner(fresh), no_dist=True))
 
 
 def _run(function: Callable[[], object]) -> None:
@@ -234,6 +236,40 @@ def _pickles() -> Iterator[None]:
         yield
     except Exception as error:
         raise CheckpointError(_reason(error)) from None
+
+
+class _Adopts:
+    """Stands for a tensor of nobody's that is read whole: takes the memory that was read into, without a copy."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.tensor = tensor
+
+    def detach(self) -> _Adopts:
+        return self
+
+    def size(self) -> torch.Size:
+        return self.tensor.size()
+
+    def copy_(self, found: Tensor) -> None:
+        if found.dtype == self.tensor.dtype and found.is_contiguous():
+            self.tensor.set_(found)  # type: ignore[call-overload]
+        else:
+            self.tensor.copy_(found)
+
+
+class _LoadPlanner(DefaultLoadPlanner):
+    """DCP's planner of a flat dict of tensors."""
+
+    def __init__(self, fresh: Collection[str]) -> None:
+        super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
+        self.fresh = fresh
+
+    def resolve_tensor(self, read_item: ReadItem) -> Any:
+        name = read_item.dest_index.fqn
+        tensor = self.state_dict[name]
+        if name in self.fresh and type(tensor) is Tensor and tensor.shape == read_item.lengths:
+            return _Adopts(tensor)
+        return super().resolve_tensor(read_item)
 
 
 class _Reader(FileSystemReader):

@@ -24,7 +24,7 @@ from typing import Any
 
 import torch
 
-START, END = "<!-- times: begin -->", "<!-- times: end -->"
+START, END = "<!-- benchmark: begin -->", "<!-- benchmark: end -->"
 HERE = Path(__file__).resolve().parent
 # what is asked of whom in a round, in this order
 ROUND = (

@@ -2,8 +2,11 @@
 
 import csv
 import os
+import signal
+import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -91,3 +94,44 @@ def test_under_torchrun_a_restarted_run_goes_on_without_being_told(server, tmp_p
     assert "trivet: going on from " in done.stderr
     assert rows(root) == expected
     assert [path.name for path in root.iterdir() if path.is_dir()] == ["version_0"]
+
+
+@pytest.mark.skipif(os.environ.get("TRIVET_CI_FULL") != "1", reason="takes a minute; with TRIVET_CI_FULL=1 only")
+def test_under_torchrun_a_machine_that_is_lost_leaves_the_others(server, tmp_path):
+    flags = (
+        "--strategy", "ddp", "--max_steps", "12", "--precision", "fp64", "--data.batch_size", "2",
+        "--data.samples", "32", "--global_batch_size", "8", "--model.dropout", "0", "--model.pause", "0.05",
+    )  # fmt: skip
+    expected, log = unbroken(server, tmp_path / "whole", *flags, world_size=4)
+    assert expected[-1][0] == 12, log
+    root = tmp_path / "killed"
+    root.mkdir()
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    torchrun = (
+        "-m", "torch.distributed.run", "--nnodes=1:2", "--nproc-per-node=2", "--max-restarts=3", "--rdzv-id=lost",
+        "--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{port}", "--local-addr=127.0.0.1",
+        "--rdzv-conf=last_call_timeout=1,keep_alive_interval=1,keep_alive_max_attempt=2",
+    )  # fmt: skip
+    command = [sys.executable, *torchrun, str(HERE / "going_on.py"), *COMMON, *flags, "--default_root_dir", str(root)]
+    agents = []
+    for number in range(2):
+        with (root / f"log-{number}").open("w") as out:
+            agents.append(subprocess.Popen(command, env=ENVIRON, cwd=root, stdout=out, stderr=out))
+        time.sleep(1)  # the first one serves the rendezvous
+    place, limit = root / "version_0" / "checkpoints", time.monotonic() + 90
+    while not list(place.glob("*update=4")):
+        assert time.monotonic() < limit, (root / "log-0").read_text()
+        time.sleep(0.01)
+    children = Path(f"/proc/{agents[1].pid}/task/{agents[1].pid}/children").read_text().split()
+    for pid in (agents[1].pid, *map(int, children)):
+        os.kill(pid, signal.SIGKILL)
+    agents[1].wait()
+    assert agents[0].wait(150) == 0, (root / "log-0").read_text()
+    found = rows(root)
+    assert [step for step, _ in found] == [step for step, _ in expected]
+    for (step, values), (_, others) in zip(found, expected, strict=True):
+        for name in values.keys() - {"loss_step"}:
+            assert abs(float(values[name]) - float(others[name])) <= 1e-9, (step, name)
+    assert "trivet: going on from " in (root / "log-0").read_text()

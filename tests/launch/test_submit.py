@@ -88,13 +88,14 @@ exit "$code"
 """
 
 
-def reference(folder: Path, monkeypatch) -> dict[str, torch.Tensor]:
+@pytest.fixture(scope="module")
+def expected(tmp_path_factory) -> dict[str, torch.Tensor]:
     """The weights that one process trains."""
+    folder = tmp_path_factory.mktemp("reference")
     (folder / "train.py").write_text(TRAIN)
-    monkeypatch.setenv("OUT", str(folder / "reference.pt"))
-    apart = ("--default_root_dir", "reference")  # so that nothing goes on from it
-    subprocess.run([sys.executable, "train.py", *COMMAND, *apart], cwd=folder, check=True)
-    return torch.load(folder / "reference.pt")
+    environ = {**os.environ, "OUT": str(folder / "trained.pt")}
+    subprocess.run([sys.executable, "train.py", *COMMAND], cwd=folder, env=environ, check=True)
+    return torch.load(folder / "trained.pt")
 
 
 def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> None:
@@ -102,9 +103,9 @@ def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> None:
         torch.testing.assert_close(value, other[name], rtol=0, atol=1e-6)
 
 
-def test_the_script_trains_is_signalled_requeued_and_goes_on(tmp_path, capsys, monkeypatch, stub):
+def test_the_script_trains_is_signalled_requeued_and_goes_on(tmp_path, capsys, monkeypatch, stub, expected):
     """Under a stub of srun that starts two real processes, on two nodes by its variables."""
-    expected = reference(tmp_path, monkeypatch)
+    (tmp_path / "train.py").write_text(TRAIN)
     stub("srun", SRUN)
     stub("scontrol", f'echo "$@" >> {shlex.quote(str(tmp_path / "requeued"))}')
     monkeypatch.setattr(sys, "argv", ["train.py"])
@@ -163,9 +164,9 @@ def test_the_trainjob_is_valid_and_holds_everything(capsys):
     }
 
 
-def test_the_pods_of_a_trainjob_train_alike(tmp_path, capsys, monkeypatch):
+def test_the_pods_of_a_trainjob_train_alike(tmp_path, capsys, monkeypatch, expected):
     """Two pods' worth of torchrun, with the variables that the operator sets from the manifest."""
-    expected = reference(tmp_path, monkeypatch)
+    (tmp_path / "train.py").write_text(TRAIN)
     monkeypatch.setattr(sys, "argv", ["train.py"])
     spec = yaml.safe_load(printed(capsys, "--to", "kubeflow", "--nodes", "2", *COMMAND, prog="python train.py"))["spec"]
     trainer = spec["trainer"]

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from torch.utils.data import Dataset, IterableDataset
+
 from .capabilities import Resolved, recheck
 from .data.datamodule import DataModule
 from .data.sharding import derive_accumulation
@@ -44,8 +46,16 @@ class Job:
                 f"{self.stage} was given a loader and the data module {type(self.datamodule).__name__}, and would have "
                 "to leave out the data of one of them. Give one."
             )
+        for loader in given:
+            for one in loader if isinstance(loader, (list, tuple)) else [loader]:
+                self._check_loader(one, alone=one is loader)
         if self.stage != "fit":
             return
+        if not overrides(self.module, Module, "training_step"):
+            raise ConfigurationError(
+                f"{type(self.module).__name__} has no training_step(batch, batch_idx), which fit needs. Define it; it "
+                "returns the loss."
+            )
         if self.train_dataloaders is None:
             owner, base = (self.module, Module) if self.datamodule is None else (self.datamodule, DataModule)
             if not overrides(owner, base, "train_dataloader"):
@@ -58,3 +68,18 @@ class Job:
         if trainer.global_batch_size is not None and isinstance(batch_size, int):
             count = derive_accumulation(trainer.global_batch_size, batch_size, resolved.plan.world_size)
             recheck(resolved, count)
+
+    def _check_loader(self, loader: Any, *, alone: bool) -> None:
+        if loader is None and not alone:
+            raise ConfigurationError(f"{self.stage} was given a list of loaders with None among them. Leave it out.")
+        if isinstance(loader, Dataset) and not isinstance(loader, IterableDataset):
+            raise ConfigurationError(
+                f"{self.stage} was given the data set {type(loader).__name__} itself, which has no batches. Give "
+                "DataLoader(dataset, batch_size=...)."
+            )
+        iterable = hasattr(loader, "__iter__") or hasattr(loader, "__getitem__") or callable(loader)
+        if isinstance(loader, (str, bytes)) or not (loader is None or iterable):
+            raise ConfigurationError(
+                f"{self.stage} was given {loader!r} as a loader. Expected a DataLoader or something else that can be "
+                "iterated for batches."
+            )

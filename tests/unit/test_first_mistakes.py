@@ -5,6 +5,7 @@ import warnings
 import pytest
 import scalar
 import torch
+import trivet
 from ranks import outcomes, run
 from torch import nn
 from trivet.errors import ConfigurationError
@@ -235,3 +236,23 @@ def test_unused_parameters_under_ddp_are_named(until):
 def test_unused_parameters_that_are_searched_for():
     strategy = {"name": "ddp", "find_unused_parameters": True}
     run(2, lambda: scalar.trainer(strategy=strategy).fit(Unused(2), scalar.loader(12)))
+
+
+@pytest.mark.parametrize(
+    ("loaders", "message"),
+    [
+        ((3,), "fit was given 3 as a loader. Expected a DataLoader"),
+        (("digits",), "fit was given 'digits' as a loader"),
+        (([torch.ones(1)], [None]), "a list of loaders with None among them. Leave it out"),
+        (([torch.ones(1)], 3), "fit was given 3 as a loader"),
+        ((torch.utils.data.TensorDataset(torch.ones(4, 1)),), r"the data set TensorDataset itself.*Give DataLoader\("),
+    ],
+)
+def test_what_is_no_loader(loaders, message):
+    with pytest.raises(ConfigurationError, match=message):
+        scalar.trainer(max_epochs=1).fit(scalar.Scalar(), *loaders)
+
+
+def test_a_module_without_a_step():
+    with pytest.raises(ConfigurationError, match=r"Module has no training_step\(batch, batch_idx\), which fit needs"):
+        scalar.trainer(max_epochs=1).fit(trivet.Module(), [torch.ones(1)])

@@ -196,6 +196,19 @@ def test_a_kill_inside_leaves_the_previous_one(tmp_path):
     assert names(tmp_path) == ["last.json", "u1", "u3"]
 
 
+def test_a_save_of_the_usual_kind_waits_for_the_one_in_flight(tmp_path):
+    class Saves(scalar.Scalar):
+        def on_update_end(self):
+            pending = self.trainer.save_checkpoint_async(tmp_path / "behind")
+            self.trainer.save_checkpoint(tmp_path / "before")
+            assert pending.done
+
+    log: list[int] = []
+    with runs.slow(0.1, log):
+        scalar.trainer(max_steps=1).fit(Saves(), scalar.loader([1.0]))
+    assert log == [1, 1]
+
+
 def test_two_callbacks_share_one_flight(tmp_path):
     log: list[int] = []
     callbacks = [runs.checkpoint(tmp_path, save_top_k=-1), runs.checkpoint(tmp_path, save_top_k=2, every_n_updates=3)]

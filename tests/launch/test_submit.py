@@ -8,7 +8,6 @@ import shlex
 import subprocess
 import sys
 import types
-from pathlib import Path
 from typing import Any
 
 import pytest

@@ -403,6 +403,9 @@ def test_a_step_that_is_missing():
             super().__init__()
             self.layer = nn.Linear(1, 1)
 
+    with pytest.raises(ConfigurationError, match=r"Empty has no training_step\(batch, batch_idx\), which fit needs"):
+        scalar.trainer().fit(Empty(), scalar.loader(1))
+    Empty.training_step = lambda self, batch, batch_idx: self.layer(batch).mean()
     with pytest.raises(NotImplementedError, match=r"Empty has no configure_optimizers\(\); fit needs one"):
         scalar.trainer().fit(Empty(), scalar.loader(1))
     with pytest.raises(ConfigurationError, match=r"Empty has no validation_step\(batch, batch_idx\)"):

@@ -96,7 +96,7 @@ class Remote:
         return self
 
     def is_relative_to(self, other: Remote) -> bool:
-        return f"{self._url}/".startswith(f"{str(other)}/")
+        return f"{self._url}/".startswith(f"{other!s}/")
 
     def as_posix(self) -> str:
         return self._url
@@ -119,8 +119,10 @@ class Remote:
         return Stat(int(info["size"] or 0), changed)
 
     def iterdir(self) -> Iterator[Remote]:
-        for name in self.fs.ls(self._url, detail=False):
-            yield self / PurePosixPath(str(name).rstrip("/")).name
+        own = self._path.rstrip("/")
+        for name in (str(name).rstrip("/") for name in self.fs.ls(self._url, detail=False)):
+            if name != own:  # object stores may list the directory itself
+                yield self / PurePosixPath(name).name
 
     def rglob(self, pattern: str) -> Iterator[Remote]:
         """All files below, whatever the pattern."""

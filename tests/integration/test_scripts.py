@@ -205,7 +205,7 @@ ENDLESS = MODEL + textwrap.dedent("""
 
     if __name__ == "__main__":
         if "resume" in sys.argv:
-            (path,) = Path("saved").iterdir()
+            (path,) = Path("saved").glob("*=*")
             net = Slow()
             job = trainer(max_steps=int(path.name.rsplit("=", 1)[1]) + 2)
             job.fit(net, data(), ckpt_path=path)
@@ -249,7 +249,7 @@ def test_ctrl_c_ends_at_the_next_update_with_a_checkpoint_that_resumes(tmp_path,
     kind, update = ends.pop().split()
     assert kind == "KeyboardInterrupt"
     assert all((tmp_path / f"teardown-{rank}").exists() for rank in range(world_size))
-    (saved,) = (tmp_path / "saved").iterdir()
+    (saved,) = (tmp_path / "saved").glob("*=*")
     assert saved.name.endswith(f"update={update}")
     output = run("train.py", str(world_size), "resume", cwd=tmp_path)
     assert f"RESUMED {int(update) + 2} {-float(update) - 2}" in output

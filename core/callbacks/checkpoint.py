@@ -3,54 +3,25 @@
 from __future__ import annotations
 
 import difflib
-import json
-import math
 import os
-import re
 import warnings
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from datetime import timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from ..checkpoint.agree import agreed
-from ..checkpoint.files import Place, Remote, as_path
+from ..checkpoint.files import as_path
 from ..checkpoint.retention import Retention
 from ..errors import STOPS, CheckpointError, ConfigurationError, Terminated
-from .callback import Callback
 from .due import Due
+from .keeping import Flying, Keeping, Save, boundary_of, on_rank_0
 
 if TYPE_CHECKING:
-    from ..checkpoint.background import Pending
     from ..module import Module
     from ..trainer import Trainer
 
-T = TypeVar("T")
 
-POINTER = "last.json"
-_FIELD = re.compile(r"\{([^{}:]+)(:[^{}]*)?\}")
-
-
-@dataclass(frozen=True)
-class _Save:
-    """Rank 0's decision to save: where, with which score (None: not ranked), and which values belong to the weights."""
-
-    path: str
-    score: float | None
-    metrics: dict[str, float]
-
-
-@dataclass(frozen=True)
-class _Flying:
-    """A save behind the training, and the boundary whose weights it holds."""
-
-    pending: Pending
-    save: _Save
-    boundary: int
-
-
-class Checkpoint(Callback):
+class Checkpoint(Keeping):
     """Saves checkpoints during training and keeps the best, the newest or all of them.
 
     A save that is due where a validation is due too waits for it, so that the monitored value of a checkpoint belongs
@@ -144,7 +115,7 @@ class Checkpoint(Callback):
         self._saved = -1
         self._dropped: list[str] = []  # not needed any more, and still there
         self._leaving: list[str] = []  # not needed any more once the save under way is complete
-        self._flying: _Flying | None = None
+        self._flying: Flying | None = None
         self._unpointed: Exception | None = None  # why `POINTER` does not name the newest checkpoint
 
     @property
@@ -187,7 +158,7 @@ class Checkpoint(Callback):
                 "Checkpoint(save_async=True): this strategy writes its state into a folder of its own, which cannot be "
                 "done while training goes on. Leave save_async out."
             )
-        where, gone, left, barred = _agreed(trainer, lambda: self._open(trainer))
+        where, gone, left, barred = on_rank_0(trainer, lambda: self._open(trainer))
         if self._where not in (None, where):  # a run that goes on from another's checkpoint ranks only its own
             self._kept.clear()
         self._where = where
@@ -195,7 +166,7 @@ class Checkpoint(Callback):
             self._kept.forget(path)
         self._training, self._pending, self._validated, self._saved = True, False, -1, -1
         self._dropped, self._flying, self._unpointed = left, None, None
-        boundary = _boundary(trainer)
+        boundary = boundary_of(trainer)
         self._considered = (boundary, False) if boundary else (-1, False)
         self._due.start(trainer)
         if barred:
@@ -217,14 +188,14 @@ class Checkpoint(Callback):
         self._from_validation |= {k for k, v in trainer.callback_metrics.items() if k not in before or before[k] != v}
         if trainer.sanity_checking:
             return
-        self._validated = _boundary(trainer)
+        self._validated = boundary_of(trainer)
         if self._pending:
             self._pending = False
             self._save(trainer)
 
     def on_train_epoch_end(self, trainer: Trainer, module: Module) -> None:
         if self.monitor is not None and self._validated >= 0:
-            _agreed(trainer, lambda: self._require_monitor(trainer.callback_metrics))
+            on_rank_0(trainer, lambda: self._require_monitor(trainer.callback_metrics))
         if self._saves_at_epoch_end and self._due.after_epoch(trainer.progress.epoch):
             self._save(trainer)
 
@@ -234,7 +205,7 @@ class Checkpoint(Callback):
         self._land(trainer)
         self._training = False
         if self.monitor is not None and self._validated >= 0:
-            _agreed(trainer, lambda: self._require_monitor(trainer.callback_metrics))
+            on_rank_0(trainer, lambda: self._require_monitor(trainer.callback_metrics))
         elif self.monitor is not None and trainer.progress.epoch and self.monitor not in trainer.callback_metrics:
             warnings.warn(
                 f"no checkpoint was ranked: {self.monitor!r} was never logged and nothing validated", stacklevel=2
@@ -248,9 +219,9 @@ class Checkpoint(Callback):
             return
         if isinstance(exception, CheckpointError):
             return
-        if self._saved != _boundary(trainer):
+        if self._saved != boundary_of(trainer):
             self._save_on_exception(trainer, exception, keep=not terminated)
-        if isinstance(exception, Terminated) and self._saved == _boundary(trainer):
+        if isinstance(exception, Terminated) and self._saved == boundary_of(trainer):
             exception.checkpoint = self._kept.last
 
     def _save_on_exception(self, trainer: Trainer, exception: BaseException, *, keep: bool) -> None:
@@ -258,14 +229,14 @@ class Checkpoint(Callback):
         before, dropped = self.state_dict(), list(self._dropped)
         try:
             prefix = "exception-" if keep else ""
-            path = _agreed(trainer, lambda: self._free_path(trainer, {}, prefix=prefix))
+            path = on_rank_0(trainer, lambda: self._free_path(trainer, {}, prefix=prefix))
             if keep:
                 self._kept.last = path
             else:
                 dropped += [path for path in self._kept.add(path, None) if path != trainer.resumed_from]
             trainer.save_checkpoint(path, metrics={})
-            self._saved, self._dropped = _boundary(trainer), dropped
-            _agreed(trainer, self._tidy)
+            self._saved, self._dropped = boundary_of(trainer), dropped
+            on_rank_0(trainer, self._tidy)
         except CheckpointError as error:  # the exception that ends training is the one to be seen
             self.load_state_dict(before)
             warnings.warn(f"no checkpoint was saved on {type(exception).__name__}: {error}", stacklevel=2)
@@ -274,7 +245,7 @@ class Checkpoint(Callback):
 
     def _save(self, trainer: Trainer) -> None:
         """Decide about a checkpoint of the current weights, once, and carry it out. All ranks call it."""
-        boundary = _boundary(trainer)
+        boundary = boundary_of(trainer)
         fresh = self._validated == boundary
         if self._considered[0] == boundary and (self._considered[1] or not fresh):
             return
@@ -283,7 +254,7 @@ class Checkpoint(Callback):
         before = self.state_dict()
         pending = None
         try:
-            save: _Save | None = _agreed(trainer, lambda: self._decide(trainer, fresh))
+            save: Save | None = on_rank_0(trainer, lambda: self._decide(trainer, fresh))
             if save is None:
                 return
             leaving = self._kept.add(save.path, save.score)  # before the save, which stores these books too
@@ -301,86 +272,17 @@ class Checkpoint(Callback):
             self.load_state_dict(before)
         self._due.saved()
         if pending is not None:
-            self._flying = _Flying(pending, save, boundary)
+            self._flying = Flying(pending, save, boundary)
             return
         self._book(trainer, save, boundary)
         try:
-            _agreed(trainer, self._tidy)
+            on_rank_0(trainer, self._tidy)
         except CheckpointError as error:
             self._failed(trainer, error)
         else:
             self._dropped = []
 
-    def _book(self, trainer: Trainer, save: _Save, boundary: int) -> None:
-        """A checkpoint is complete."""
-        began = trainer.resumed_from  # stays, so that the same command can be given again
-        self._dropped += [path for path in self._kept.add(save.path, save.score) if path != began]
-        self._saved = boundary
-
-    def _failed(self, trainer: Trainer, error: Exception) -> None:
-        if not (isinstance(error, CheckpointError) and self.on_save_error == "warn"):
-            raise error
-        if trainer.is_global_zero:
-            warnings.warn(f"training goes on without this checkpoint: {error}", stacklevel=2)
-
-    # ------------------------------------------------------------------------------------------ saves in flight
-
-    def _notice(self, trainer: Trainer) -> None:
-        """A save behind the training has ended. No collective: the ranks see it at different updates, so a failure
-        waits for `_land`."""
-        flying = self._flying
-        if flying is None or flying.pending.error is not None:
-            return
-        self._flying = None
-        self._book(trainer, flying.save, flying.boundary)
-        if self._unpointed is None:
-            if trainer.is_global_zero:
-                self._delete()
-            self._dropped = []
-
-    def _land(self, trainer: Trainer) -> None:
-        """Wait for the save in flight; a failure is every rank's. All ranks call it."""
-        if not self.save_async:
-            return
-        if self._flying is not None:
-            self._flying.pending.join()
-            self._flying.pending.told = True
-        failure, unpointed = _agreed(trainer, self._outcome)
-        if failure is None:
-            self._notice(trainer)
-        self._flying, self._unpointed = None, None
-        for error in (failure, unpointed):
-            if error is not None:
-                self._failed(trainer, error)
-
-    def _outcome(self) -> tuple[CheckpointError | None, CheckpointError | None]:
-        """On rank 0: what went wrong since the last time, with the save and with its pointer."""
-        failure = None if self._flying is None else self._flying.pending.error
-        return (
-            None if failure is None else CheckpointError(str(failure)),
-            None if self._unpointed is None else CheckpointError(str(self._unpointed)),
-        )
-
-    def _land_alone(self, trainer: Trainer) -> None:
-        """Wait for the save in flight, as training ends with an exception, which is the one to be seen."""
-        if self._flying is None:
-            return
-        self._flying.pending.join()
-        self._flying.pending.told = True
-        for error in (self._flying.pending.error, self._unpointed):
-            if error is not None:
-                warnings.warn(f"a checkpoint could not be saved: {error}", stacklevel=2)
-        self._notice(trainer)
-        self._flying = None
-
-    def _point_behind(self, path: str) -> None:
-        """In the thread that writes, when the checkpoint is complete."""
-        try:
-            self._point(path)
-        except Exception as error:  # of the pointer alone: `_land` raises it
-            self._unpointed = error
-
-    def _decide(self, trainer: Trainer, fresh: bool) -> _Save | None:
+    def _decide(self, trainer: Trainer, fresh: bool) -> Save | None:
         """On rank 0: what to save, if anything."""
         if self._kept.last and not as_path(self._where or "").is_dir():
             raise CheckpointError(
@@ -391,84 +293,7 @@ class Checkpoint(Callback):
         score = None if self.monitor is None else metrics.get(self.monitor)
         if not self._kept.wants(score):
             return None
-        return _Save(self._free_path(trainer, metrics), score, metrics)
-
-    # ----------------------------------------------------------------------------------------------- on rank 0 alone
-
-    def _open(self, trainer: Trainer) -> tuple[str, list[str], list[str], str]:
-        """The directory, swept of dead saves; which of the kept checkpoints are not in it, and which of those that are
-        not needed any more are; why it cannot be written."""
-        from ..checkpoint import directory, places
-
-        given = self.dirpath
-        where = (trainer.stored(trainer.log_dir) / "checkpoints" if given is None else as_path(given)).absolute()
-        barred = ""
-        try:
-            places.probe(where)
-            if where.is_dir():
-                directory.sweep(where)
-        except OSError as error:
-            barred = f"cannot write checkpoints into {str(where)!r}: {type(error).__name__}: {error}"
-        known = {*self._kept.paths(), self._kept.last} - {""}
-        # a path that a loaded state names may be deleted later, so it has to be a checkpoint that lies here
-        gone = sorted(p for p in known if as_path(p).parent != where or not directory.complete(p))
-        free = [path for path in self._dropped if path not in known and path != trainer.resumed_from]
-        left = [path for path in free if as_path(path).parent == where and directory.complete(path)]
-        return str(where), gone, left, barred
-
-    def _tidy(self) -> None:
-        """After a complete save: point at it, then delete what it replaced."""
-        self._point(self.last_model_path)
-        self._delete()
-
-    def _point(self, path: str) -> None:
-        if not self.save_last:
-            return
-        file = as_path(path).parent / POINTER
-        try:
-            _replace(file, {"path": as_path(path).name})
-        except OSError as error:
-            raise CheckpointError(
-                f"the checkpoint {path!r} is complete, but {str(file)!r} cannot name it and still names the one "
-                f"before, which stays: {type(error).__name__}: {error}"
-            ) from error
-
-    def _delete(self) -> None:
-        from ..checkpoint import directory
-
-        for path in self._dropped:
-            try:
-                directory.delete(as_path(path))
-            except FileNotFoundError:
-                pass  # somebody else removed it
-            except OSError as error:
-                warnings.warn(
-                    f"the checkpoint {path!r} is not needed any more and cannot be deleted: {error}", stacklevel=2
-                )
-
-    def _free_path(self, trainer: Trainer, metrics: dict[str, float], prefix: str = "") -> str:
-        from ..checkpoint import places
-
-        name = prefix + self.format_name(trainer.progress.epoch, trainer.progress.update, metrics)
-        assert self._where is not None
-        path, version = as_path(self._where) / name, 0
-        while places.taken(path):
-            version += 1
-            path = path.with_name(f"{name}-v{version}")
-        return str(path)
-
-    def format_name(self, epoch: int, update: int, metrics: dict[str, float]) -> str:
-        """The name that the template gives. A metric without a value that belongs to these weights becomes ``nan``."""
-        known: dict[str, float] = {**metrics, "epoch": epoch, "update": update, "step": update}
-
-        def fill(match: re.Match[str]) -> str:
-            try:
-                return format(known.get(match[1], math.nan), (match[2] or ":")[1:])
-            except ValueError as error:
-                raise ConfigurationError(f"Checkpoint(filename={self.filename!r}): {match[0]!r}: {error}") from error
-
-        name = re.sub(r"[/\\:\0]", "_", _FIELD.sub(fill, self.filename))
-        return name.lstrip(".") or "checkpoint"
+        return Save(self._free_path(trainer, metrics), score, metrics)
 
     def _require_monitor(self, available: dict[str, float]) -> None:
         assert self.monitor is not None
@@ -480,26 +305,3 @@ class Checkpoint(Callback):
             f"Checkpoint(monitor={self.monitor!r}): no metric of that name was logged.{hint} "
             f"Logged: {', '.join(sorted(available)) or 'none'}."
         )
-
-
-def _boundary(trainer: Trainer) -> int:
-    return trainer.progress.update + trainer.progress.skipped
-
-
-def _agreed(trainer: Trainer, function: Callable[[], T]) -> T:
-    """Rank 0's answer or error on all ranks; a collective where there are several."""
-    return agreed(function, rank=trainer.global_rank, world_size=trainer.world_size)
-
-
-def _replace(path: Place, values: dict[str, Any]) -> None:
-    """Replace a small JSON file as a whole."""
-    if isinstance(path, Remote):
-        with path.open("w") as file:
-            json.dump(values, file)
-        return
-    temporary = path.with_name(f".{path.name}.new")
-    with open(temporary, "w", encoding="utf-8") as file:
-        json.dump(values, file)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)

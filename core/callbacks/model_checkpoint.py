@@ -14,7 +14,7 @@ from .checkpoint import Checkpoint
 if TYPE_CHECKING:
     from ..module import Module
     from ..trainer import Trainer
-    from .checkpoint import _Save
+    from .keeping import Save
 
 _NAMED = re.compile(r"\{([^{}:]+)(:[^{}]*)?\}")
 
@@ -135,7 +135,7 @@ class ModelCheckpoint(Checkpoint):
         if due and self._training and not self._saves_at_epoch_end:
             self._save(trainer)
 
-    def _book(self, trainer: Trainer, save: _Save, boundary: int) -> None:
+    def _book(self, trainer: Trainer, save: Save, boundary: int) -> None:
         super()._book(trainer, save, boundary)
         if self.verbose and trainer.is_global_zero:
             score = "" if self.current_score is None else f", {self.monitor} = {self.current_score:.5g}"

@@ -13,7 +13,7 @@ from .contents import read_state
 from .files import Place
 from .places import left_over
 
-POINTER = "last.json"  # what `callbacks.checkpoint` writes beside its checkpoints
+POINTER = "last.json"  # what `callbacks.keeping` writes beside its checkpoints
 
 
 @dataclass

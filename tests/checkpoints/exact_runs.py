@@ -127,7 +127,7 @@ class Net(trivet.Module):
         self.log("val", self.net(batch[0]).float().pow(2).mean())
 
     def configure_optimizers(self) -> Any:
-        optimizer = torch.optim.AdamW(self.parameters(), lr=0.01)
+        optimizer = torch.optim.AdamW(self.parameters(), lr=0.01, eps=1e-3)  # an eps that fp16 can hold
         plateau = {"scheduler": ReduceLROnPlateau(optimizer, factor=0.7, patience=0, threshold=0.5), "monitor": "val"}
         step = {"scheduler": StepLR(optimizer, 2, 0.9), "interval": "update"}
         return [optimizer], [step, {"scheduler": ExponentialLR(optimizer, 0.8)}, plateau]

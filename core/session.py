@@ -6,13 +6,10 @@ import gc
 import os
 import signal
 import sys
-import tempfile
-import warnings
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -35,8 +32,6 @@ from .module import Module
 from .predictions import keeps_predictions
 from .resume import Beginning
 from .run import Limits, Run
-from .state import Progress
-from .supervise import Supervisor
 from .switches import Switches
 
 if TYPE_CHECKING:
@@ -47,127 +42,12 @@ if TYPE_CHECKING:
 # ------------------------------------------------------------------------------------------------------------- running
 
 
-GIVEN = (
-    "module",
-    "train_dataloaders",
-    "val_dataloaders",
-    "dataloaders",
-    "datamodule",
-)  # objects of the user that workers are handed
-
-
-def launch(trainer: Trainer, job: Job, resolved: Resolved) -> None:
-    """Start workers, again where that was asked for, wait for them, and take over what rank 0 left."""
-    with ExitStack() as leaving:
-        beginning = resume.begin(trainer, job, leaving)
-        job = begun(trainer, job, beginning)
-        supervised = job.stage == "fit" and bool(trainer.max_restarts or trainer.min_devices)
-        job.settled, job.noted = True, supervised or bool(job.resume)  # workers that note would hold what we hold
-        if job.noted:
-            beginning.note(trainer, leaving)
-        if beginning.ended:
-            take_ended(trainer, job)
-            return
-        name = leaving.enter_context(tempfile.TemporaryDirectory(prefix="trivet-result-"))
-        if supervised:
-            Supervisor(trainer, job, beginning).run(resolved, partial(start, trainer, Path(name)))
-        else:
-            start(trainer, Path(name), job, resolved)
-        result = torch.load(Path(name) / "result.pt", weights_only=False)  # written by our own workers
-        if result["weights"] is not None:
-            take_weights(job.module, result, Path(name), resolved)
-        trainer.progress = result["progress"]
-        if job.noted:
-            beginning.end(trainer)
-    capture.load_callbacks(trainer.callbacks, result["callbacks"])
-    trainer.logged_metrics = result["logged_metrics"]
-    trainer.final_metrics = result["metrics"]
-    trainer.predictions = result["predictions"]
-    trainer.final_shown = result["shown"]
-    if job.stage == "fit":
-        trainer.sizes = result["sizes"]
-    trainer.hold(job)
-
-
-def start(trainer: Trainer, run_dir: Path, job: Job, resolved: Resolved) -> None:
-    """Start workers once, and wait for them."""
-    given = {field: getattr(job, field) for field in GIVEN}  # by the names that the user knows
-    nothing: Any = dict.fromkeys(GIVEN)
-    parts = {"trainer": trainer, **given, "job": replace(job, **nothing)}
-    assert resolved.launcher is not None
-    resolved.launcher.plugin.launch("trivet.session:work", parts, resolved.plan, run_dir=run_dir)
-
-
-def begun(trainer: Trainer, job: Job, beginning: Beginning) -> Job:
-    """The job with the checkpoint that was decided on."""
-    trainer.continues = beginning.continues
-    if job.stage == "fit" and beginning.path is not None and not beginning.continues:
-        trainer.resumed_from = str(files.place(beginning.path))
-    return replace(job, ckpt_path=beginning.path)
-
-
-def take_ended(trainer: Trainer, job: Job) -> None:
-    """Of a run that has ended before: its weights and how far it came."""
-    assert job.ckpt_path is not None
-    trainer.progress = Progress.from_dict(directory.manifest(job.ckpt_path)["progress"])
-    if trainer.return_weights:
-        resume.take(job.module, job.ckpt_path)
-
-
-def work(parts: Mapping[str, Any], world: World, out_dir: Path) -> None:
-    """What each worker of a launcher does."""
-    trainer: Trainer = parts["trainer"]
-    job: Job = replace(parts["job"], **{field: parts[field] for field in GIVEN})
-    resolved = trainer.resolve(job.module, world, launched=True)
-    weights = run(trainer, job, resolved, world, out_dir if job.stage == "fit" and trainer.return_weights else None)
-    if world.rank == 0:
-        callback = trainer.checkpoint_callback
-        result = {
-            "callbacks": {c.state_key: state for c in trainer.callbacks if (state := c.state_dict())},
-            "progress": trainer.progress,
-            "metrics": trainer.callback_metrics,
-            "logged_metrics": trainer.logged_metrics,
-            "shown": trainer.progress_bar_metrics,
-            "sizes": (trainer.train_data.num_batches, trainer.train_data.num_updates) if trainer.train_data else None,
-            "checkpoint": callback.last_model_path or callback.best_model_path if callback else "",
-            "weights": weights,
-            "predictions": trainer.predictions,
-        }
-        torch.save(result, out_dir / "result.pt")
-
-
-def leave_weights(run: Run, out_dir: Path) -> list[str]:
-    """Write the module's tensors as files, one after the other, so that nobody holds a second model. All ranks."""
-    strategy = run.engine.strategy
-    state = strategy.state_dict(run.engine.module)
-    for index, value in enumerate(state.values()):
-        whole = strategy.whole(value) if isinstance(value, torch.Tensor) else value
-        if run.world.rank == 0:
-            torch.save(whole.cpu() if isinstance(whole, torch.Tensor) else whole, out_dir / f"{index}.pt")
-    return list(state)
-
-
-def take_weights(module: Module, result: Mapping[str, Any], out_dir: Path, resolved: Resolved) -> None:
-    """Read what `leave_weights` wrote into the caller's module."""
-    names: list[str] = result["weights"]
-    if set(names) != set(module.state_dict()):
-        where = result["checkpoint"] or "no checkpoint"
-        warnings.warn(
-            "the trained module has other parameters than this one (configure_model builds them in the workers), so it "
-            f"was left as it was; the weights are in {where}.",
-            stacklevel=4,
-        )
-        return
-    resolved.precision.plugin.convert(module)  # as a fit in this process would leave it
-    for index, name in enumerate(names):
-        value = torch.load(out_dir / f"{index}.pt", weights_only=False)  # written by our own workers
-        module.load_state_dict({name: value}, strict=False)
-
-
-def run(trainer: Trainer, job: Job, resolved: Resolved, world: World, out_dir: Path | None = None) -> list[str] | None:
+def run(
+    trainer: Trainer, job: Job, resolved: Resolved, world: World, leave: Callable[[Run], list[str]] | None = None
+) -> list[str] | None:
     """Join the run in this process, carry out the job, and leave; hooks for exceptions and teardown run in any case.
 
-    The weights go to ``out_dir`` where one is given; returns their names.
+    Returns what ``leave`` did, which is called when the job is done, on all ranks.
     """
     trainer.begin(world, job)
     module, plan = job.module, resolved.plan
@@ -228,7 +108,7 @@ def run(trainer: Trainer, job: Job, resolved: Resolved, world: World, out_dir: P
                     evaluation.evaluate(running, loaders.KINDS[job.stage])
                     if job.return_predictions:
                         trainer.predictions = predictions.collect(running)
-                weights = None if out_dir is None else leave_weights(running, out_dir)
+                left = None if leave is None else leave(running)
                 if world.source != "local" and trainer.return_weights:
                     engine = running.engine
                     engine.strategy.release(engine.root)  # this process goes on after the run
@@ -242,7 +122,15 @@ def run(trainer: Trainer, job: Job, resolved: Resolved, world: World, out_dir: P
             raise error from exception
     if stop.requested and world.source != "local":  # too late to stop anything; a launcher answers for its workers
         raise stop.reason(trainer.progress.update)
-    return weights
+    return left
+
+
+def begun(trainer: Trainer, job: Job, beginning: Beginning) -> Job:
+    """The job with the checkpoint that was decided on."""
+    trainer.continues = beginning.continues
+    if job.stage == "fit" and beginning.path is not None and not beginning.continues:
+        trainer.resumed_from = str(files.place(beginning.path))
+    return replace(job, ckpt_path=beginning.path)
 
 
 def release(run: Run) -> None:

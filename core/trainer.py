@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from . import capture, flags, session
+from . import capture, flags, session, workers
 from .capabilities import Resolved, resolve
 from .checkpoint import directory
 from .checkpoint.background import Pending
@@ -463,5 +463,5 @@ class Trainer(View):
         if self.enable_progress_bar and (world is None or world.rank == 0):
             print(resolved.plan.banner(), file=sys.stderr, flush=True)
         if world is None and resolved.launcher is not None:
-            return partial(session.launch, self, job, resolved)
+            return partial(workers.launch, self, job, resolved)
         return partial(session.run, self, job, resolved, world or World())

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from . import capture
-from .errors import ConfigurationError
+from .errors import CheckpointError, ConfigurationError
 
 try:
     import fcntl
@@ -50,11 +50,17 @@ class Record:
     ended: dict[str, Any] | None = None
 
     def write(self, directory: Path) -> None:
-        """Replace ``run.json`` as a whole."""
-        directory.mkdir(parents=True, exist_ok=True)
+        """Replace ``run.json`` as a whole. Raises CheckpointError with path and reason."""
         temporary = directory / f".{NAME}.{os.getpid()}"
-        temporary.write_text(json.dumps(asdict(self), indent=1))
-        temporary.replace(directory / NAME)
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+            temporary.write_text(json.dumps(asdict(self), indent=1))
+            temporary.replace(directory / NAME)
+        except OSError as error:
+            raise CheckpointError(
+                f"the directory of this run, {str(directory)!r}, cannot be written: {type(error).__name__}: {error}. "
+                "Give a default_root_dir (or a dirpath of the Checkpoint callback) that can be."
+            ) from error
 
 
 def read(directory: Path) -> Record | None:

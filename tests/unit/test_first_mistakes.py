@@ -8,7 +8,7 @@ import torch
 import trivet
 from ranks import outcomes, run
 from torch import nn
-from trivet.errors import ConfigurationError
+from trivet.errors import CheckpointError, ConfigurationError
 
 # ------------------------------------------------------------------------------------------------------------- losses
 
@@ -256,3 +256,12 @@ def test_what_is_no_loader(loaders, message):
 def test_a_module_without_a_step():
     with pytest.raises(ConfigurationError, match=r"Module has no training_step\(batch, batch_idx\), which fit needs"):
         scalar.trainer(max_epochs=1).fit(trivet.Module(), [torch.ones(1)])
+
+
+def test_a_directory_that_cannot_be_written(tmp_path):
+    (tmp_path / "file").touch()
+    trainer = scalar.trainer(max_epochs=1, enable_checkpointing=True, default_root_dir=tmp_path / "file")
+    with pytest.raises(
+        CheckpointError, match=r"directory of this run.*cannot be written: FileExistsError.* Give a def"
+    ):
+        trainer.fit(scalar.Scalar(), scalar.loader(2))

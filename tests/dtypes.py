@@ -21,6 +21,7 @@ REDUCTIONS = {
     "reduce_scatter_",
     "reduce_scatter_tensor_coalesced_",
     "reduce_",
+    "alltoall_base_",  # of which zero makes a reduce-scatter on gloo
 }
 
 

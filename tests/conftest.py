@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import os
+import signal
 
 # Two worker processes with a thread per core each would wait for one another on a small machine.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell's background job, in which no Ctrl-C could be tried
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 import pytest
 from distributions import install as install

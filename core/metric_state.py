@@ -29,9 +29,11 @@ def of(metrics: Metrics) -> dict[str, Any]:
     ]  # fmt: skip
     _tell_of_lost(metrics)
     ranks = [json.loads(text) for text in metrics.group.exchange(f"state/{metrics.stage}", json.dumps(mine))]
+    newest = metrics.newest_validation  # schedules and callbacks may look at it before validation runs again
+    state = {"ranks": ranks, "validation": dict(zip(newest, read(list(newest.values())), strict=True))}
     if metrics.objects is None or not metrics.objects.stateful:
-        return {"ranks": ranks}
-    return {"ranks": ranks, "objects": _gathered(metrics), "logged": _logged(metrics)}
+        return state
+    return {**state, "objects": _gathered(metrics), "logged": _logged(metrics)}
 
 
 def _tell_of_lost(metrics: Metrics) -> None:
@@ -74,6 +76,7 @@ def load(metrics: Metrics, state: dict[str, Any]) -> None:
     from .metric_objects import ObjectSlot
     from .metrics import PLACES
 
+    metrics.newest_validation.update((name, float(value)) for name, value in state.get("validation", {}).items())
     world = metrics.group.world
     for share in state.get("ranks", [])[world.rank :: world.world_size]:
         for v in share:

@@ -53,6 +53,7 @@ class Metrics:
         self.muted = False
         self.sizes_known = True  # whether ``weight`` is the number of samples, and not 1 for want of it
         self.values: dict[str, Any] = {}  # name -> last value as a number or tensor: what callback_metrics shows
+        self.newest_validation: dict[str, Any] = {}  # of a training: the ``values`` of its validation
         self.packed = Packed(stage, group)
         self.told: set[str] = set()  # metric objects of which a warning was given
 
@@ -342,7 +343,7 @@ class Metrics:
         return dict(zip(merged, read(list(merged.values())), strict=True))
 
     def state_dict(self) -> dict[str, Any]:
-        """The accumulators of the running epoch, of all ranks. All ranks call it."""
+        """The running epoch's accumulators, of all ranks, and validation's newest values. All ranks call it."""
         return metric_state.of(self)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

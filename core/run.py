@@ -115,6 +115,7 @@ class Run:
         self.background = Background(self.world.rank, self.world.world_size)
         self.train_metrics = kind("training", self.group, objects)
         self.val_metrics = kind("validation", self.group, objects)
+        self.train_metrics.newest_validation = self.val_metrics.values
         self.test_metrics = kind("test", self.group, objects)
         self._no_metrics = kind("prediction", self.group, objects)
         self.metrics, self.logged_at = self.train_metrics, self.progress.update

@@ -166,6 +166,7 @@ class Checkpoint(Keeping):
             self._kept.forget(path)
         self._training, self._pending, self._validated, self._saved = True, False, -1, -1
         self._dropped, self._flying, self._unpointed = left, None, None
+        self._from_validation |= set(trainer.callback_metrics)  # the last validation's, of the run that is resumed
         boundary = boundary_of(trainer)
         self._considered = (boundary, False) if boundary else (-1, False)
         self._due.start(trainer)

@@ -17,7 +17,7 @@ from .loader_copy import copy_loader
 from .order import Order
 from .positions import Indices, draws_nothing, seeded_dataset
 from .sharding import describe, index_source, known_length, limited, refuse_distributed_samplers
-from .window import Weigh, Window, weigh_
+from .window import Weigh, Window, behind, weigh_
 
 
 @dataclass(slots=True)
@@ -165,6 +165,8 @@ class Indexed:
 
     def epoch(self, epoch: int) -> Iterator[Window]:
         """The windows of one epoch, from the position that was loaded where there is one."""
+        if behind(self._resumed, epoch):
+            return
         if self._resumed is not None and self._resumed["finished"] and self._resumed["epoch"] == epoch - 1:
             for _ in self.epoch(epoch - 1):  # gives no window, but takes the user's generators through that epoch
                 pass
@@ -225,6 +227,8 @@ class Indexed:
 
     def state_dict(self) -> dict[str, Any]:
         """Where the data stands after the last window that was handed out, as plain data; the same on all ranks."""
+        if self._resumed is not None:  # nothing was read since
+            return {**self._resumed, "batches_per_update": self.batches_per_update, "batch_size": self.batch_size}
         return {
             "epoch": self._epoch,
             "position": self._position,

@@ -17,7 +17,7 @@ from .loader_copy import copy_loader
 from .order import Order
 from .positions import ORDER, SAMPLE, Indices
 from .sharding import OwnsPosition, describe, known_length, limited, local_part
-from .window import Weigh, Window, reweigh_, sum_over_ranks
+from .window import Weigh, Window, behind, reweigh_, sum_over_ranks
 
 _END: Any = object()
 
@@ -198,6 +198,8 @@ class Stream:
 
     def epoch(self, epoch: int) -> Iterator[Window]:
         """The windows of one epoch, from the position that was loaded where the loader can go there."""
+        if behind(self._resumed, epoch):
+            return
         lost, resumed, self._resumed = self.inexact, self._resumed, None
         self._batches.set_epoch(epoch)
         start = 0 if resumed is None else self._resume(resumed, epoch, lost)
@@ -288,6 +290,8 @@ class Stream:
 
         All ranks call it: where the loader owns its position, the ranks' states are gathered.
         """
+        if self._resumed is not None:  # nothing was read since
+            return {**self._resumed, "batches_per_update": self.batches_per_update}
         states = None
         if (own := self._batches.own_state()) is not None:
             states = [own] * self._world_size

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,6 +29,14 @@ class Window:
     samples: float
     weight: float
     last: bool = False
+
+
+def behind(position: Mapping[str, Any] | None, epoch: int) -> bool:
+    """Whether a position that was loaded is the beginning of the epoch after this one. It was saved while this one was
+    being ended, by a validation's hook say, and no window of it is left."""
+    return (
+        position is not None and position["epoch"] == epoch + 1 and not (position["position"] or position["finished"])
+    )
 
 
 def weigh_(window: Window, weigh: Weigh, world_size: int) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import math
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, fields
@@ -127,13 +126,6 @@ def _are_optimizers(value: Any) -> bool:
     )
 
 
-def _is_progress(value: Any) -> bool:
-    return _is_dict(value) and all(
-        isinstance(name, str) and isinstance(number, (int, float)) and math.isfinite(number) and number >= 0
-        for name, number in value.items()
-    )
-
-
 def _are_integers(value: Any) -> bool:
     return isinstance(value, list) and all(type(item) is int for item in value)
 
@@ -144,7 +136,7 @@ _FORMS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "host_noise": (_are_integers, "a list of integers"),
     "scaler": (lambda value: value is None or _is_dict(value), "a dict or None"),
     "seed": (lambda value: type(value) is int, "an integer"),
-    "progress": (_is_progress, "a dict of numbers that are not negative"),
+    "progress": (manifests.is_progress, "a dict of numbers that are not negative"),
     "callbacks": (lambda value: _is_dict(value) and all(map(_is_dict, value.values())), "a dict of dicts"),
 }
 

@@ -18,6 +18,8 @@ NAME = "manifest.json"
 MARKER = ".saving"  # of a save under way on a remote file system, see `remote`
 FORMAT = "trivet-checkpoint"
 VERSION = 1
+LIMIT = 2.0**63
+"""What no count of a run reaches."""
 
 
 def make(
@@ -82,7 +84,7 @@ def read(directory: Place) -> dict[str, Any]:
     try:
         values = json.loads(file.read_text(encoding="utf-8"), parse_constant=_no_constant)
         return _checked(values)
-    except (OSError, ValueError, TypeError, RecursionError) as error:
+    except (OSError, ValueError, TypeError, OverflowError, RecursionError) as error:
         raise CheckpointError(f"cannot read checkpoint {str(directory)!r}: bad {NAME}: {error}") from error
 
 
@@ -140,6 +142,10 @@ def _checked(values: Any) -> dict[str, Any]:
     for key in ("files", "progress", "plan", "metrics"):
         if not isinstance(values.get(key), dict):
             raise ValueError(f"{key!r} is {values.get(key)!r}, expected an object")
+    if not is_progress(values["progress"]):
+        raise ValueError(f"'progress' is {values['progress']!r}, expected numbers that are not negative")
+    if not isinstance(values.get("created", ""), str):
+        raise ValueError(f"'created' is {values['created']!r}, expected a string")
     for name, entry in values["files"].items():
         _check_name(name)
         if not isinstance(entry, dict) or type(entry.get("size")) is not int or entry["size"] < 0:
@@ -150,11 +156,21 @@ def _checked(values: Any) -> dict[str, Any]:
     return values
 
 
+def is_progress(value: Any) -> bool:
+    """Whether it can be the progress of a run."""
+    return isinstance(value, dict) and all(
+        isinstance(name, str) and isinstance(number, (int, float)) and 0 <= number < LIMIT
+        for name, number in value.items()
+    )
+
+
 def _no_constant(name: str) -> None:
     raise ValueError(f"{name} is no number of JSON's")
 
 
 def _check_name(name: str) -> None:
     path = PurePosixPath(name)
+    if len(name) > 255 or any(0xD800 <= ord(letter) < 0xE000 for letter in name):
+        raise ValueError(f"the file name {name[:40]!r}... is none that a checkpoint has")
     if not name or path.is_absolute() or ".." in path.parts or "\\" in name or ":" in name or "\0" in name:
         raise ValueError(f"the file name {name!r} leaves the directory")

@@ -22,8 +22,8 @@ def load_module(cls: type[M], path: str | Path, map_location: Any, strict: bool,
     stored = directory.read_user(path)
     parameters = inspect.signature(cls).parameters
     takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
-    values = {name: _resolved(name, v) for name, v in stored["hparams"].items() if takes_all or name in parameters}
-    values.update(overrides)
+    taken = {n: v for n, v in stored["hparams"].items() if n not in overrides and (takes_all or n in parameters)}
+    values = {name: _resolved(name, value) for name, value in taken.items()} | dict(overrides)
     needed = [
         n for n, p in parameters.items() if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
     ]
@@ -49,8 +49,8 @@ def _resolved(name: str, value: Any) -> Any:
         found: Any = importlib.import_module(where)
         for part in path.split("."):
             found = getattr(found, part)
-    except (ImportError, AttributeError) as error:
+    except (ImportError, AttributeError, ValueError) as error:
         raise CheckpointError(
-            f"the hyperparameter {name!r} is {where}:{path}, which cannot be imported here: {error}. Pass {name}=... "
+            f"the hyperparameter {name!r} is {where}:{path}, which cannot be imported here: {error}. Pass {name}=..."
         ) from error
     return found

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 import torch
-from trivet.checkpoint import directory, manifest, places, sums, writing
+from trivet.checkpoint import directory, listing, manifest, newest, places, sums, writing
 from trivet.errors import CheckpointError, ConfigurationError
 from trivet.state import TrainState
 
@@ -236,6 +236,11 @@ def test_no_manifest_is_no_checkpoint(saved: Path) -> None:
         (lambda m: m.update(version="1"), "its version is '1'"),
         (lambda m: m.update(files=[]), "'files' is"),
         (lambda m: m.update(metrics={"a": []}), "bad manifest.json"),
+        (lambda m: m.update(metrics={"a": 10**400}), "bad manifest.json"),
+        (lambda m: m["progress"].update(update="x"), "'progress' is .*, expected numbers"),
+        (lambda m: m["progress"].update(update=10**400), "'progress' is .*, expected numbers"),
+        (lambda m: m.update(created=None), "'created' is None"),
+        (lambda m: m["files"].update({"a" * 5000: {"size": 1}}), "is none that a checkpoint has"),
         (lambda m: m["files"].update({"../../etc/passwd": {"size": 1}}), "'../../etc/passwd' leaves the directory"),
         (lambda m: m["files"].update({"/etc/passwd": {"size": 1}}), "'/etc/passwd' leaves the directory"),
         (lambda m: m["files"].update({"a": 3}), "file 'a' has the entry 3"),
@@ -249,6 +254,9 @@ def test_a_hostile_manifest(saved: Path, change: Callable[[Any], Any], message: 
     (saved / "manifest.json").write_text(json.dumps(values))
     with pytest.raises(CheckpointError, match=message):
         directory.read(saved)
+    if "does not list" not in message:  # which only who reads the tensors asks
+        assert not newest.complete([saved.parent])
+        assert [bool(one.problems) for one in listing.find(saved.parent)] == [True]
 
 
 class Bomb:

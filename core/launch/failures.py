@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import pickle
+import signal
 import time
 import traceback
 from collections.abc import Iterator
@@ -77,6 +78,18 @@ def describe(exception: BaseException, rank: int) -> Failure:
         follows=isinstance(exception, RankFailed) and exception.rank != rank,
         exception=pickled,
     )
+
+
+def without_words(rank: int, code: int, when: float, *, follows: bool) -> Failure:
+    """The record of a process that left none. ``code`` is its exit code, negative that of a signal."""
+    if code >= 0:
+        text = "the process ended without an exception (os._exit, or a library that ends the process)"
+        return Failure(rank, f"exit code {code}", text, time=when, follows=follows)
+    name = signal.Signals(-code).name
+    text = f"the process was killed by signal {-code}"
+    if name == "SIGKILL" and not follows:
+        text += "; where nobody sent it, the system had run out of memory"
+    return Failure(rank, name, text, time=when, follows=follows)
 
 
 def _from_user_code(frames: TracebackType | None) -> TracebackType | None:

@@ -12,7 +12,6 @@ import threading
 import time
 from collections import Counter
 from datetime import timedelta
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -21,7 +20,7 @@ from torch.distributed.rendezvous import rendezvous
 
 from ..errors import LaunchError, RankFailed
 from . import failures, watch
-from .world import LAUNCH_DIR, World
+from .world import World
 
 _CLOSE_S = 3.0
 _POLL_S = 0.5
@@ -68,7 +67,7 @@ class Group:
         prefix = f"trivet/{restart}/{next(_opened)}"
         base = _base_store(world.rank, world.world_size, world.address)
         guard = None
-        if world.source != "local":  # there the launcher's own watch runs
+        if watch.current() is None:  # in workers of Trivet's launchers there is one already
             # with a client of its own, since the main one is held while it waits
             guard = _watch_store(PrefixStore(prefix, base.clone()), world.rank)  # type: ignore[attr-defined]
         if backend is not None:
@@ -122,8 +121,8 @@ class Group:
         if (guard := watch.current()) is not None:
             guard.handled = True
         failure = failures.describe(exception, self.world.rank)
-        if self.world.source == "local":
-            failures.write(Path(os.environ[LAUNCH_DIR]), failure)
+        if guard is not None and guard.directory is not None:
+            failures.write(guard.directory, failure)
         if self.store is not None and not failure.interrupt and not failure.follows:
             record = [failure.rank, failure.type_name, failure.message, failure.traceback]
             with contextlib.suppress(RuntimeError):  # the store went with the process that held it

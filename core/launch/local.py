@@ -16,13 +16,12 @@ import time
 import uuid
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from ..errors import LaunchError
 from . import failures, payload, profiles
 from .launcher import Launcher
-from .signals import WARNING, asking, stopped_by
+from .signals import Asking, judge, stopped_by
 
 if TYPE_CHECKING:
     from ..plan import Plan
@@ -59,6 +58,7 @@ def launch(
         del data
         settings = {
             "function": function,
+            "source": "local",
             "out_dir": str(run_dir.absolute()),
             "path": [str(entry) for entry in sys.path],
             "argv": sys.argv,
@@ -75,10 +75,13 @@ def _environ(world_size: int) -> dict[str, str]:
     """Variables for the workers, where the user has not set them."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     values = {"OMP_NUM_THREADS": str(max(cores // world_size, 1))}
-    loopback = [name for _, name in socket.if_nameindex() if name in ("lo", "lo0")]
-    if loopback:
-        values |= {"GLOO_SOCKET_IFNAME": loopback[0], "NCCL_SOCKET_IFNAME": loopback[0]}
-    return values
+    return values | loopback()
+
+
+def loopback() -> dict[str, str]:
+    """Variables for workers that are all on one machine: collectives use its loopback interface."""
+    names = [name for _, name in socket.if_nameindex() if name in ("lo", "lo0")]
+    return dict.fromkeys(("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"), names[0]) if names else {}
 
 
 class _Launch:
@@ -87,8 +90,7 @@ class _Launch:
     def __init__(self, directory: Path, world_size: int) -> None:
         self.directory, self.world_size = directory, world_size
         self.last_alive: dict[int, float] = {}
-        self.asked = 0  # the signal that asked to stop first
-        self.again = self._hard = False  # whether another one did
+        self.asking = Asking(self._ask_to_stop, self._kill)
         self.pids: dict[int, int] = {}
         self.killed: set[int] = set()
         self.error: BaseException | None = None
@@ -96,7 +98,7 @@ class _Launch:
 
     def run(self) -> None:
         agent = threading.Thread(target=self._agent, name="trivet-agent", daemon=True)
-        with self._signals(), _quiet():
+        with self.asking, _quiet():
             agent.start()
             try:
                 self._wait(agent)
@@ -104,7 +106,7 @@ class _Launch:
                 if agent.is_alive():  # only where a signal handler of somebody else raised into the wait
                     self._kill()
                     agent.join()
-                if self.error is not None or self.asked:
+                if self.error is not None or self.asking.number:
                     self._kill()  # what workers started themselves, such as data-loader processes
         self._judge()
 
@@ -164,29 +166,7 @@ class _Launch:
                     self.pids[rank] = int((self.directory / f"pid-{rank}").read_text())
         return self.pids
 
-    # signals
-
-    @contextlib.contextmanager
-    def _signals(self) -> Iterator[None]:
-        previous: dict[int, Any] = {}
-        if threading.current_thread() is threading.main_thread():
-            for number in asking(os.environ):
-                if signal.getsignal(number) not in (signal.SIG_IGN, None):
-                    previous[number] = signal.signal(number, self._asked)
-        try:
-            yield
-        finally:
-            for taken, before in previous.items():
-                signal.signal(taken, before)
-
-    def _asked(self, number: int, frame: FrameType | None) -> None:
-        if not self.asked:
-            self.asked = number
-            self._ask_to_stop(number)
-        elif self._hard:
-            self.again = True
-            self._kill()
-        self._hard |= number != WARNING
+    # requests to stop
 
     def _ask_to_stop(self, number: int) -> None:
         failures.ask_to_stop(self.directory, number)  # also for workers that are not there yet
@@ -205,20 +185,12 @@ class _Launch:
     # the verdict
 
     def _judge(self) -> None:
-        if self.again:
-            raise stopped_by(self.asked)
+        if self.asking.again:
+            raise stopped_by(self.asking.number)
         found = failures.read(self.directory) + self._silent()
-        found.sort(key=lambda failure: (failure.follows, failure.time))
-        if found:
-            if found[0].interrupt:
-                stopped = found[0].stopped()
-                # a function that knows nothing of signals raised KeyboardInterrupt for any of them
-                raise stopped_by(self.asked) if isinstance(stopped, KeyboardInterrupt) else stopped
-            raise found[0].error()
-        if self.error is not None:
+        if not found and self.error is not None:
             raise LaunchError(f"the workers could not be started: {self.error}") from self.error
-        if self.asked:  # too late for the workers, which were done
-            raise stopped_by(self.asked)
+        judge(found, self.asking.number)
 
     def _ended_well(self, rank: int) -> bool:
         never_started = self.error is not None and not self.exit_codes
@@ -233,19 +205,8 @@ class _Launch:
                 continue
             when = self.last_alive.get(rank, time.time())
             sent = rank in self.killed or code == -signal.SIGTERM
-            silent.append(_without_words(rank, code, when, follows=sent))
+            silent.append(failures.without_words(rank, code, when, follows=sent))
         return silent
-
-
-def _without_words(rank: int, code: int, when: float, *, follows: bool) -> failures.Failure:
-    if code >= 0:
-        text = "the process ended without an exception (os._exit, or a library that ends the process)"
-        return failures.Failure(rank, f"exit code {code}", text, time=when, follows=follows)
-    name = signal.Signals(-code).name
-    text = f"the process was killed by signal {-code}"
-    if name == "SIGKILL" and not follows:
-        text += "; where nobody sent it, the system had run out of memory"
-    return failures.Failure(rank, name, text, time=when, follows=follows)
 
 
 _quiet_lock = threading.Lock()

@@ -6,7 +6,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +15,7 @@ from . import watch
 from .world import World
 
 if TYPE_CHECKING:
+    from .failures import Failure
     from .group import Group
 
 _SAME_REQUEST_S = 0.5
@@ -34,6 +35,57 @@ def asking(environ: Mapping[str, str]) -> tuple[int, ...]:
 def stopped_by(number: int, update: int = 0) -> BaseException:
     """What is raised when a run ended because of this signal."""
     return KeyboardInterrupt() if number in (0, signal.SIGINT) else Terminated(number, update)
+
+
+def judge(found: list[Failure], asked: int) -> None:
+    """Raise what a launch has to raise for these records and the signal that asked its process to stop, if any."""
+    found.sort(key=lambda failure: (failure.follows, failure.time))
+    if found and found[0].interrupt:
+        stopped = found[0].stopped()
+        # a function that knows nothing of signals raised KeyboardInterrupt for any of them
+        raise stopped_by(asked) if isinstance(stopped, KeyboardInterrupt) else stopped
+    if found:
+        raise found[0].error()
+    if asked:  # too late for the workers, which were done
+        raise stopped_by(asked)
+
+
+class Asking:
+    """A context in the process that launched: the first signal asks the workers to stop, another one ends them at once.
+
+    Which signals these are says `asking`. Off the main thread nothing is installed.
+    """
+
+    def __init__(self, ask: Callable[[int], None] | None = None, end: Callable[[], None] | None = None) -> None:
+        self.number = 0  # of the first signal
+        self.again = self._hard = False  # whether another one came
+        self._ask, self._end = ask, end
+        self._previous: dict[int, Any] = {}
+
+    def __enter__(self) -> Asking:
+        if threading.current_thread() is threading.main_thread():
+            for number in asking(os.environ):
+                if signal.getsignal(number) not in (signal.SIG_IGN, None):
+                    self._previous[number] = signal.signal(number, self._handle)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for number, before in self._previous.items():
+            signal.signal(number, before)
+        self._previous.clear()
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if not self.number:
+            self.number = number
+            if self._ask is not None:
+                self._ask(number)
+        elif self._hard:
+            self.again = True
+            if self._end is not None:
+                self._end()
+        self._hard |= number != WARNING
 
 
 class Stop:

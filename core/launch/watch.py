@@ -101,7 +101,7 @@ _current: Watch | None = None
 
 
 def current() -> Watch | None:
-    """The watch of this process: set in workers of the local launcher, and by `Group` under torchrun."""
+    """The watch of this process: set in workers of Trivet's launchers, and by `Group` under torchrun."""
     return _current
 
 

@@ -1,4 +1,4 @@
-"""The program that each worker process of the local launcher runs: ``python -m trivet.launch.worker DIRECTORY PARENT``.
+"""The program that each worker process of Trivet's launchers runs: ``python -m trivet.launch.worker DIRECTORY PARENT``.
 
 It imports torch only after the environment is set, since OpenMP reads its variables while it is loaded.
 """
@@ -40,7 +40,7 @@ def main(directory: Path, parent: int) -> int:
     for name, value in settings["environ"].items():
         os.environ.setdefault(name, value)
     os.environ[LAUNCH_DIR] = str(directory)
-    world = from_variables(os.environ, source="local")
+    world = from_variables(os.environ, source=settings["source"])
     profiles.bind(os.environ, world.local_rank, world.local_world_size)
     guard = _guard(directory, parent, world)
     (directory / f"pid-{world.rank}").write_text(str(os.getpid()))

@@ -18,6 +18,7 @@ from .checkpoint.plain import check_plain
 from .data.window import sum_over_ranks
 from .errors import CheckpointError
 from .hooks import call
+from .plugins import OwnState
 from .state import Progress, TrainState
 
 if TYPE_CHECKING:
@@ -49,6 +50,7 @@ def capture(run: Run, *, tensors: bool = True) -> TrainState:
     if tensors:
         state.module, state.beside = module_tensors(run)
         state.optimizers = optimizer_states(engine)
+        state.strategy = strategy_tensors(engine, run.world)
         state.schedulers = [schedule.scheduler.state_dict() for schedule in engine.schedules]
         state.scaler = engine.scaler.state_dict() if engine.scaler is not None else None
         state.data = run.train_data.state_dict() if run.train_data is not None else {}
@@ -106,6 +108,7 @@ def _restore(run: Run, state: TrainState, path: str | Path) -> None:
             f"{len(engine.schedules)}."
         )
     load_optimizers(engine, state, path)
+    load_strategy(engine, state, run.world)
     for schedule, saved in zip(engine.schedules, state.schedulers, strict=True):
         schedule.scheduler.load_state_dict(saved)
     if engine.scaler is not None and state.scaler is not None:
@@ -225,6 +228,24 @@ def load_optimizers(engine: Engine, state: TrainState, path: str | Path) -> None
         )
     for optimizer, saved in zip(engine.optimizers, state.optimizers, strict=True):
         load_by_name(optimizer, saved, engine.names, engine.strategy)
+
+
+def strategy_tensors(engine: Engine, world: World) -> dict[str, Tensor]:
+    """What the strategy itself keeps, by the names in a checkpoint. All ranks call it."""
+    own = engine.strategy.own_state(engine.root)
+    apart = {f"rank{world.rank}/{name}": tensor for name, tensor in own.apart.items()}
+    return {f"all/{name}": tensor for name, tensor in own.alike.items()} | apart
+
+
+def load_strategy(engine: Engine, state: TrainState, world: World) -> None:
+    """The reverse of `strategy_tensors`. All ranks call it, when weights and optimizers are read."""
+    alike, apart = (
+        {name.removeprefix(begin): tensor for name, tensor in state.strategy.items() if name.startswith(begin)}
+        for begin in ("all/", f"rank{world.rank}/")
+    )
+    if (there := state.plan.get("world_size")) != world.world_size:
+        apart = {}
+    engine.strategy.load_own_state(engine.root, OwnState(alike, apart, there))
 
 
 def by_name(optimizer: Optimizer, names: Mapping[Tensor, str], strategy: Strategy) -> dict[str, Any]:

@@ -9,6 +9,7 @@ is a capability name in `Needs`. Everything in this file is public interface; `I
 from __future__ import annotations
 
 import inspect
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -157,6 +158,19 @@ class StepResult:
 
 
 APPLIED = StepResult()  # the usual one, made once
+
+
+@dataclass(frozen=True)
+class OwnState:
+    """What a strategy keeps beside weights and optimizer state, for a checkpoint.
+
+    ``alike``: tensors that are the same on all ranks; rank 0's are stored. ``apart``: this rank's, stored of every one.
+    ``world_size``: of the run that wrote it; where it is another one, ``apart`` is empty.
+    """
+
+    alike: Mapping[str, Tensor] = field(default_factory=dict)
+    apart: Mapping[str, Tensor] = field(default_factory=dict)
+    world_size: int | None = None
 
 
 # -------------------------------------------------------------------------------------------------------------- plugin
@@ -492,6 +506,25 @@ class Strategy(Plugin):
     def load_state_dict(self, module: nn.Module, state: Mapping[str, Tensor], *, strict: bool = True) -> None:
         """The reverse of `state_dict`."""
         module.load_state_dict(state, strict=strict)
+
+    # updates from one after which all ranks hold the same weights to the next
+    synchronises_every: int = 1
+
+    def own_state(self, root: nn.Module) -> OwnState:
+        """What else a checkpoint has to hold so that training goes on as if it had not stopped. All ranks call it."""
+        return OwnState()
+
+    def load_own_state(self, root: nn.Module, state: OwnState) -> None:
+        """The reverse of `own_state`, called with what any strategy stored, or nothing, after weights and optimizers.
+
+        The default has no use for it and says so."""
+        if state.alike or state.apart:
+            warnings.warn(
+                "the checkpoint holds state of the strategy that wrote it "
+                f"({', '.join(sorted({name.partition('/')[0] for name in (*state.alike, *state.apart)}))}), which this "
+                "one does not read; training goes on from weights and optimizer state.",
+                stacklevel=2,
+            )
 
     # the name of a folder inside each checkpoint that only this strategy writes and reads and that holds the optimizer
     # state; None where the core stores it by parameter name, for any strategy to read

@@ -277,8 +277,9 @@ def same_on_all_ranks(group: Group) -> Callable[[str, Any], None]:
 def restore(run: Run, job: Job) -> None:
     """Read a checkpoint into the run: everything for a fit, weights for a validation."""
     assert job.ckpt_path is not None
-    with directory.reading(job.ckpt_path, capture.template(run), beside=job.stage == "fit") as state:
-        if job.stage == "fit":
+    fit = job.stage == "fit"
+    with directory.reading(job.ckpt_path, capture.template(run), beside=fit, rank=run.world.rank) as state:
+        if fit:
             capture.restore(run, state, job.ckpt_path)
 
 

@@ -62,12 +62,14 @@ class TrainState:
     ``scaler``: the loss scaler or None. ``data``: the position in the training data. ``seed``: the run's seed, from
     which every random number follows by position. ``host_noise``: by rank, the update that Python's and numpy's streams
     were last seeded for (`Run.host_noise`). ``metrics``: accumulators of the current epoch. ``callbacks``: by
-    state key. ``beside``: tensors that callbacks keep beside the module's, laid out like those.
+    state key. ``beside``: tensors that callbacks keep beside the module's, laid out like those. ``strategy``: what the
+    strategy itself keeps; names that begin with ``rank<n>/`` are of one rank, see `Strategy.own_state`.
     """
 
     progress: dict[str, Any] = field(default_factory=dict)
     module: dict[str, Tensor] = field(default_factory=dict)
     beside: dict[str, Tensor] = field(default_factory=dict)
+    strategy: dict[str, Tensor] = field(default_factory=dict)
     optimizers: list[dict[str, Any]] = field(default_factory=list)
     schedulers: list[dict[str, Any]] = field(default_factory=list)
     scaler: dict[str, Any] | None = None

@@ -136,6 +136,11 @@ class WeightAveraging(Callback):
                 f"{type(self).__name__}: this strategy steps copies of the parameters that it keeps for itself, so "
                 "others cannot be put in their place. Use --strategy fsdp, zero or ddp."
             )
+        if trainer.strategy.synchronises_every > 1 and trainer.world.world_size > 1:
+            raise ConfigurationError(
+                f"{type(self).__name__}: ranks hold different weights, of which a checkpoint would hold one average. "
+                "Use --strategy fsdp, zero or ddp."
+            )
         params = {name for name, _ in trainer.engine.module.named_parameters(remove_duplicate=False)}
         for name, tensor in tensors.items():
             if tensor.is_floating_point() and (self.use_buffers or name in params):

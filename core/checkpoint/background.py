@@ -21,7 +21,7 @@ from ..layout import sharded
 from ..state import TrainState
 from .agree import agreed
 from .files import Place, place
-from .parts import TENSORS, errors
+from .parts import RANKS, TENSORS, errors
 from .places import locked
 from .sums import Sum
 from .writing import Draft, header, prepare, split
@@ -117,7 +117,7 @@ class Background:
             leaving.callback(draft.discard, self.rank)  # nothing is left to discard of one that is complete
             leaving.enter_context(locked(temporary, self.rank == 0))
             if self.rank and held == held_by_rank_0:  # rank 0 writes what is not sharded
-                tensors = {name: tensor for name, tensor in tensors.items() if sharded(tensor) is not None}
+                tensors = {name: tensor for name, tensor in tensors.items() if not _is_replicated(name, tensor)}
 
             def finish(sums: dict[str, Sum]) -> None:
                 draft.finish(sums)
@@ -167,6 +167,10 @@ def _end(pending: Pending, what: str, leaving: ExitStack, future: Future[Any]) -
 
 
 def _replicated(tensors: dict[str, Tensor]) -> str:
-    """A digest of the names of tensors that are not sharded."""
-    names = sorted(name for name, tensor in tensors.items() if sharded(tensor) is None)
+    """A digest of the names of tensors that all ranks hold."""
+    names = sorted(name for name, tensor in tensors.items() if _is_replicated(name, tensor))
     return hashlib.sha256("\0".join(names).encode()).hexdigest()
+
+
+def _is_replicated(name: str, tensor: Tensor) -> bool:
+    return sharded(tensor) is None and not name.startswith(RANKS)

@@ -22,7 +22,7 @@ from ..state import TrainState
 from . import manifest as manifests
 from .contents import open_checkpoint, read_state
 from .files import Place, place
-from .parts import OPTIMIZER_TENSORS, TENSORS, errors
+from .parts import OPTIMIZER_TENSORS, RANKS, TENSORS, errors
 from .places import delete, sweep
 from .writing import write
 
@@ -32,22 +32,24 @@ if TYPE_CHECKING:
 __all__ = ["complete", "delete", "manifest", "read", "read_seed", "read_weights", "sweep", "write"]
 
 
-def read(path: str | os.PathLike[str], template: TrainState | None = None, *, beside: bool = True) -> TrainState:
+def read(
+    path: str | os.PathLike[str], template: TrainState | None = None, *, beside: bool = True, rank: int | None = None
+) -> TrainState:
     """Read a checkpoint, whatever strategy wrote it at whatever world size. No collective: each rank reads for itself.
 
     ``template.module`` and ``beside``, where given, name the tensors to fill in place, on their device and in their
     dtype; of a `DTensor` this rank's part is read, and of the optimizer state that belongs to it. All other tensors are
-    new, plain and on the CPU. With ``beside=False`` nothing is read that callbacks keep. Raises `CheckpointError` with
-    path and reason if files are missing or damaged, or if names or shapes differ from the template's; plain tensors
-    have not changed then.
+    new, plain and on the CPU. With ``beside=False`` nothing is read that callbacks or the strategy keep; with a
+    ``rank`` nothing that the strategy kept for another. Raises `CheckpointError` with path and reason if files are
+    missing or damaged, or if names or shapes differ from the template's; plain tensors have not changed then.
     """
-    with reading(path, template, beside=beside) as state:
+    with reading(path, template, beside=beside, rank=rank) as state:
         return state
 
 
 @contextmanager
 def reading(
-    path: str | os.PathLike[str], template: TrainState | None = None, *, beside: bool = True
+    path: str | os.PathLike[str], template: TrainState | None = None, *, beside: bool = True, rank: int | None = None
 ) -> Iterator[TrainState]:
     """`read`; an exception that leaves the block gives the template's plain tensors their values back."""
     directory = place(path)
@@ -59,7 +61,9 @@ def reading(
             targets = {f"module/{name}": tensor for name, tensor in template.module.items()}
             targets.update({f"beside/{name}": tensor for name, tensor in template.beside.items()})
             _check_fits(index, targets, ("module/", "beside/") if beside else ("module/",))
-        names = [name for name in index.state_dict_metadata if beside or not name.startswith("beside/")]
+        others = ("beside/", "strategy/") if not beside else RANKS if rank is not None else ()
+        mine = f"{RANKS}{rank}/" if beside else ()
+        names = [name for name in index.state_dict_metadata if name.startswith(mine) or not name.startswith(others)]
         into = {name: _staging(index, name, targets) for name in names}
         in_place = {name: tensor for name, tensor in into.items() if tensor is targets.get(name)}
         optimizers = _join(plain.pop("optimizers"), into)
@@ -74,6 +78,7 @@ def reading(
         state = TrainState(
             module={name.removeprefix("module/"): t for name, t in into.items() if name.startswith("module/")},
             beside={name.removeprefix("beside/"): t for name, t in into.items() if name.startswith("beside/")},
+            strategy={name.removeprefix("strategy/"): t for name, t in into.items() if name.startswith("strategy/")},
             optimizers=optimizers,
             **plain,
         )

@@ -8,8 +8,9 @@ from contextlib import contextmanager
 from ..errors import CheckpointError, TrivetError
 
 TENSORS = "tensors"
+RANKS = "strategy/rank"  # begins the names of tensors that one rank alone has
 STATE = "state.pt"
-AS_TENSORS = {"module", "beside"}  # fields of a TrainState that are not in state.pt
+AS_TENSORS = {"module", "beside", "strategy"}  # fields of a TrainState that are not in state.pt
 OPTIMIZER_TENSORS = "tensors"  # in state.pt, per optimizer: parameter name -> keys whose values are in tensors/
 
 

@@ -106,6 +106,7 @@ def split(state: TrainState) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """The tensors that are stored as such, by name, and the content of ``state.pt``."""
     tensors = {f"module/{name}": tensor.detach() for name, tensor in state.module.items()}
     tensors.update({f"beside/{name}": tensor.detach() for name, tensor in state.beside.items()})
+    tensors.update({f"strategy/{name}": tensor.detach() for name, tensor in state.strategy.items()})
     plain: dict[str, Any] = {f.name: getattr(state, f.name) for f in fields(state) if f.name not in AS_TENSORS}
     plain["optimizers"] = []
     for number, optimizer in enumerate(state.optimizers):

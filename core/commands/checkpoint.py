@@ -173,6 +173,7 @@ def _described(found: Contents, state: dict[str, Any]) -> list[str]:
     for prefix, kind in (
         ("module/", "weights and buffers"),
         ("beside/", "kept by callbacks"),
+        ("strategy/", "kept by the strategy"),
         ("optimizer/", "optimizer state"),
     ):
         entries = {name.removeprefix(prefix): one for name, one in found.index.items() if name.startswith(prefix)}

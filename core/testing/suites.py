@@ -194,17 +194,19 @@ class Suite:
 class StrategySuite(Suite):
     """All checks of a strategy, against Trivet's precisions and accelerators.
 
-    ``synchronises_every``: more than 1 says that by design ranks differ between so many updates, as in local SGD. On
-    one process the strategy is held to the reference all the same; on several it is checked that ranks are alike then
-    and differ in between, that training falls like the reference, and that a run resumed at such an update is exact.
+    ``synchronises_every``: more than 1 says that by design ranks differ between so many updates, as in local SGD; left
+    out, it is what the strategy's attribute of this name says. On one process the strategy is held to the reference all
+    the same; on several it is checked that ranks are alike then and differ in between, that training falls like the
+    reference, and that a run resumed at such an update is exact.
     """
 
     kind = "strategy"
-    synchronises_every: ClassVar[int] = 1
+    synchronises_every: ClassVar[int | None] = None
 
     @classmethod
     def terms(cls) -> Terms:
-        return Terms(cls.tolerance, cls.synchronises_every, cls.timeout_s)
+        every = cls.synchronises_every or cls.selected().plugin.synchronises_every
+        return Terms(cls.tolerance, every, cls.timeout_s)
 
 
 class AcceleratorSuite(Suite):

@@ -154,6 +154,8 @@ class Metrics:
                 f"log({name!r}) was called in {_caller()}, which belongs to no step and no epoch, so the value would "
                 "be in no row. Log it in a step or in an epoch's start or end hook, or give it to self.logger directly."
             )
+        if not isinstance(name, str):
+            raise ConfigurationError(f"log({name!r}, ...): the first argument is the metric's name, a string.")
         if name in RESERVED or SUFFIX in name:
             why = "every row has it: updates applied, or the epoch" if name in RESERVED else "Trivet adds that itself"
             raise ConfigurationError(f"log({name!r}): this name is taken, {why}. Choose another.")
@@ -283,11 +285,12 @@ class Metrics:
 
     def _take_part(self, entry: str) -> None:
         """A rank without a batch has not logged a metric object that the others compute together."""
-        if all(o.entry != entry for o in self.object_slots.values()):
+        slot = next((o for o in self.object_slots.values() if o.entry == entry), None)
+        if slot is None:
             assert self.objects is not None
             slot = ObjectSlot.absent(entry, self.objects)
-            slot.used = True
             self.object_slots[slot.key] = slot
+        slot.used = True  # also of one that was made or logged in an earlier epoch
 
     def _objects_row(self, reset: bool) -> list[tuple[str, str, Any, bool]]:
         """Compute the metric objects, in an order that is the same on all ranks, and reset them."""
@@ -298,6 +301,8 @@ class Metrics:
                 entries += [(*names, one.logger) for names in one.values(one.compute(), "_epoch")]
         if reset:
             for one in used:
+                if one.touched:
+                    self.values.update((forked, value) for _, forked, value in one.values(one.last, "_step"))
                 one.metric.reset()
                 one.used = one.touched = False
         return entries

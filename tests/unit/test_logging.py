@@ -137,6 +137,7 @@ def test_hooks_at_the_start_log_for_the_epoch(hook):
         (lambda m: m.log("x", 1, reduce_fx=torch.median), r"allowed are mean, sum, min, max, by name or as torch's"),
         (lambda m: m.log("x", 1, sync_dist="all"), r"sync_dist='all'\): allowed are True, False and 'sparse'"),
         (lambda m: m.log("x", 1, sync_dist=True, rank_zero_only=True), "rank 0 alone is not reduced over ranks"),
+        (lambda m: m.log(3, 1), "the first argument is the metric's name, a string"),
         (lambda m: m.log("step", 1), r"log\('step'\): this name is taken, every row has it"),
         (lambda m: m.log("a/dataloader_idx_0", 1), "this name is taken, Trivet adds that itself"),
         (lambda m: m.log("x", {"a": 1}), r"got \{'a': 1\}; expected a number, a 0-dim tensor, or an object"),

@@ -261,3 +261,21 @@ def test_ranks_with_uneven_batches(samples):
     for found in on_two_ranks(train):
         assert found["val"] == (samples - 1) / 2
         assert found["area"] == (1.0 if samples > 1 else 0.0)
+
+
+def test_a_rank_without_a_batch_computes_with_the_others_in_every_epoch():
+    class Shown(Measured):
+        def on_train_epoch_end(self):
+            self.shown = [*vars(self).get("shown", []), self.trainer.callback_metrics["val"]]
+
+    def train():
+        module = Shown(on_step=False, on_epoch=True)
+        fit(module, 4, 1, val=1, max_epochs=3, num_sanity_val_steps=-1)
+        return module.shown
+
+    assert on_two_ranks(train) == [[0.0] * 3] * 2
+
+
+def test_the_last_steps_value_is_shown_where_no_row_was_due():
+    trainer, _ = fit(Measured(on_step=True, on_epoch=True), log_every_n_steps=50)
+    assert trainer.callback_metrics["train_step"] == 4.0

@@ -169,6 +169,10 @@ def check_accumulation(accumulate: int, global_batch_size: int | None) -> None:
             "; by epochs they are the callback GradientAccumulationScheduler's" if isinstance(accumulate, dict) else ""
         )
         raise ConfigurationError(f"accumulate_grad_batches={accumulate!r}: expected a whole number from 1 up{hint}.")
+    if global_batch_size is not None and (type(global_batch_size) is not int or global_batch_size < 1):
+        raise ConfigurationError(
+            f"global_batch_size={global_batch_size!r}: expected a whole number from 1 up, or None."
+        )
     if global_batch_size is not None and accumulate != 1:
         raise ConfigurationError(
             f"global_batch_size={global_batch_size} and accumulate_grad_batches={accumulate} were both given; the "

@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import Dataset, IterableDataset
 
+from .callbacks.callback import Callback
 from .capabilities import Resolved, recheck
 from .data.datamodule import DataModule
 from .data.sharding import derive_accumulation
 from .errors import ConfigurationError
-from .hooks import overrides
+from .hooks import check_names, overrides
 from .module import Module
 
 if TYPE_CHECKING:
@@ -49,6 +50,11 @@ class Job:
         for loader in given:
             for one in loader if isinstance(loader, (list, tuple)) else [loader]:
                 self._check_loader(one, alone=one is loader)
+        check_names(self.module, Module)
+        for callback in trainer.callbacks:
+            check_names(callback, Callback)
+        if self.datamodule is not None:
+            check_names(self.datamodule, DataModule)
         if self.stage != "fit":
             return
         if not overrides(self.module, Module, "training_step"):

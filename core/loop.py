@@ -14,6 +14,7 @@ from itertools import chain, islice
 from typing import TYPE_CHECKING, Any
 
 import torch
+from lightning_utilities.core.apply_func import apply_to_collection
 
 from . import gradients, losses
 from .check import FirstUpdate
@@ -218,13 +219,15 @@ def micro_batches(run: Run, batches: list[MicroBatch]) -> Iterator[MicroBatch]:
         else:
             yield micro
         run.progress.batch += 1
-        if not micro.last and not borrowed:
+        if hooks.on_train_batch_end and not micro.last and not borrowed:
             call(hooks.on_train_batch_end, outputs_of(micro), micro.batch, micro.index)
 
 
 def outputs_of(micro: MicroBatch) -> Any:
-    """What hooks see of a step: a mapping with ``"loss"``, also where it returned the loss alone, as in Lightning."""
-    return {"loss": micro.output} if isinstance(micro.output, torch.Tensor) else micro.output
+    """What hooks see of a step, without its graph: a mapping with ``"loss"``, also where it returned the loss alone, as
+    in Lightning."""
+    output = apply_to_collection(micro.output, torch.Tensor, torch.Tensor.detach)
+    return {"loss": output} if isinstance(output, torch.Tensor) else output
 
 
 def cut(run: Run, micro: MicroBatch, *, first: bool) -> bool:
@@ -248,11 +251,11 @@ def boundary(run: Run) -> None:
     """Between two updates: hooks, records, the validation that is due, a user's wish to stop."""
     progress, hooks, micro, trainer = run.progress, run.hooks, run.micro, run.trainer
     assert micro is not None
+    trainer.at_boundary = True
     if hooks.on_train_batch_end and micro.samples:
         call(hooks.on_train_batch_end, outputs_of(micro), micro.batch, micro.index)
     run.micro = None
     run.train_metrics.muted = False
-    trainer.at_boundary = True
     if progress.update % run.limits.log_every == 0 and progress.update != run.logged_at:
         run.logged_at = progress.update  # a skipped update comes here again with the same number
         log_row(run, run.train_metrics.step_row())

@@ -165,6 +165,12 @@ class View:
         return float("inf") if batches is None else batches
 
     @property
+    def is_last_batch(self) -> bool:
+        """Whether the batch that is trained on now is this rank's last of the epoch."""
+        run = self._run
+        return run is not None and run.ends_epoch and run.micro is not None and run.micro.last
+
+    @property
     def num_updates(self) -> int | None:
         """Updates in one epoch, None where the loader has no length."""
         return self._sizes()[1]

@@ -163,12 +163,17 @@ def test_arguments_that_are_not_there(argument: dict[str, Any], message: str) ->
 def test_arguments_are_spelt_in_our_words() -> None:
     plugins = [L.pytorch.plugins.MixedPrecision("bf16-mixed", "cpu")]
     trainer = L.Trainer(
-        **QUIET, plugins=plugins, max_time={"minutes": 2}, limit_val_batches=None, num_sanity_val_steps=0
-    )
+        **QUIET, plugins=plugins, max_time={"minutes": 2}, limit_val_batches=None, num_sanity_val_steps=0,
+        min_steps=2, gradient_clip_val=0.5,
+    )  # fmt: skip
+    assert (trainer.min_epochs, trainer.min_steps) == (None, 2)
+    assert (trainer.gradient_clip_val, trainer.gradient_clip_algorithm) == (0.5, "norm")
     assert trainer.limits.max_seconds == timedelta(minutes=2).total_seconds()
     assert trainer.resolve(None, None).plan.precision.startswith("bf16-mixed")
     with pytest.raises(AttributeError, match=r"trainer\.progress counts"):
         _ = trainer.fit_loop
+    with pytest.raises(AttributeError, match=r"Use trainer\.engine\.precision"):
+        _ = trainer.precision
     assert not hasattr(trainer, "no_such_thing")
 
 

@@ -65,7 +65,7 @@ def test_a_misnamed_hook_is_an_error(owner):
     module = wrong if owner is trivet.Module else scalar.Scalar()
     callbacks = [] if owner is trivet.Module else [wrong]
     with pytest.raises(ConfigurationError, match=r"Wrong\.on_train_epoch_finish is named like a hook.*Did you mean"):
-        scalar.trainer(callbacks=callbacks).fit(module, scalar.loader(1))
+        scalar.trainer(callbacks=callbacks, devices=2).fit(module, scalar.loader(2))  # and no process was started
 
 
 def test_hooks_see_what_they_are_said_to_see():
@@ -76,7 +76,7 @@ def test_hooks_see_what_they_are_said_to_see():
             return {"loss": super().training_step(batch, batch_idx), "extra": 7}
 
         def on_train_batch_end(self, outputs, batch, batch_idx):
-            seen["outputs"] = outputs["extra"]
+            seen["outputs"], seen["graph"] = outputs["extra"], outputs["loss"].requires_grad
 
         def on_before_backward(self, loss):
             seen["loss"] = loss.requires_grad
@@ -88,7 +88,21 @@ def test_hooks_see_what_they_are_said_to_see():
             seen["step"], seen["epoch"] = self.global_step, self.current_epoch
 
     scalar.trainer(precision="fp16", gradient_clip_val=1.0).fit(Sees(), scalar.loader([4.0]))
-    assert seen == {"outputs": 7, "loss": True, "gradient": 4.0, "step": 1, "epoch": 0}
+    assert seen == {"outputs": 7, "graph": False, "loss": True, "gradient": 4.0, "step": 1, "epoch": 0}
+
+
+def test_the_last_batch_of_an_epoch_is_known():
+    found = []
+
+    class Asks(scalar.Scalar):
+        def training_step(self, batch, batch_idx):
+            found.append(self.trainer.is_last_batch)
+            return super().training_step(batch, batch_idx)
+
+    trainer = scalar.trainer(accumulate_grad_batches=2, max_epochs=2)
+    trainer.fit(Asks(), scalar.loader(3))
+    assert found == [False, False, True] * 2
+    assert not trainer.is_last_batch
 
 
 def test_training_mode_is_put_back_after_validation():
@@ -410,6 +424,9 @@ def test_a_step_that_is_missing():
         scalar.trainer().fit(Empty(), scalar.loader(1))
     with pytest.raises(ConfigurationError, match=r"Empty has no validation_step\(batch, batch_idx\)"):
         scalar.trainer().validate(Empty(), scalar.loader(1))
+    Empty.configure_optimizers = lambda self: torch.optim.SGD(self.parameters(), lr=0.1)
+    with pytest.raises(ConfigurationError, match=r"has no validation_step.*but validation data was given"):
+        scalar.trainer().fit(Empty(), scalar.loader(1), scalar.loader(1))
 
 
 class Gathers(scalar.Scalar):

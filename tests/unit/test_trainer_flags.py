@@ -192,6 +192,12 @@ def test_global_batch_size_sets_the_accumulation(world_size):
     assert run(world_size, train) == [([-3.5, -15.0], 0, 2)] * world_size
 
 
+def test_a_global_batch_has_samples():
+    for size in (0, -8, 2.5):
+        with pytest.raises(ConfigurationError, match=r"global_batch_size=.* expected a whole number from 1 up"):
+            scalar.trainer(global_batch_size=size)
+
+
 @pytest.mark.parametrize(
     ("size", "message"),
     [

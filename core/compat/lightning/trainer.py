@@ -23,14 +23,19 @@ from .spelling import NO_ARGUMENT, arguments
 # What code reaches for at Lightning's Trainer.
 GONE = {
     "accelerator": "Use trainer.engine.accelerator.",
+    "check_val_every_n_epoch": "Use trainer.limits.val_every_epochs.",
     "ckpt_path": "Keep the path that you gave.",
+    "device_ids": "A process has one device: trainer.engine.device.",
     "enable_validation": "Whether there are validation loaders: bool(trainer.num_val_batches).",
     "fit_loop": "trainer.progress counts epochs, batches, updates and samples.",
     "init_module": "Build layers in the module's configure_model; a sharded strategy calls it on the meta device.",
     "interrupted": "A KeyboardInterrupt is raised to the caller of fit.",
+    "num_sanity_val_steps": "Use trainer.num_sanity_val_batches.",
     "lr_find": "Give the learning rate as an argument; there is no search for it.",
     "precision_plugin": "Use trainer.engine.precision.",
+    "precision": "Use trainer.engine.precision.",
     "predict_loop": "trainer.predictions is what the last predict returned.",
+    "progress_bar_callback": "It is among trainer.callbacks.",
     "received_sigterm": "A signal ends the run after an update, on all ranks.",
     "scaler": "Use trainer.engine.scaler.",
     "state": "trainer.stage is 'fit', 'sanity_check', 'validate', 'test', 'predict' or ''.",
@@ -184,6 +189,22 @@ class Trainer(trainer.Trainer):
     def num_devices(self) -> int:
         """Processes on this machine."""
         return self.world.local_world_size
+
+    @property
+    def min_epochs(self) -> int | None:
+        return self.limits.min_epochs or None
+
+    @property
+    def min_steps(self) -> int | None:
+        return self.limits.min_steps or None
+
+    @property
+    def gradient_clip_val(self) -> float | None:
+        return None if self.clip is None else self.clip.value
+
+    @property
+    def gradient_clip_algorithm(self) -> str | None:
+        return None if self.clip is None else self.clip.algorithm
 
     def __getattr__(self, name: str) -> Any:
         text = f"{type(self).__name__!r} object has no attribute {name!r}"

@@ -1,4 +1,4 @@
-"""What to say of a loss that backward cannot be called on. Asked only after something raised."""
+"""The loss in what a step returned, and what to say of one that backward cannot be called on."""
 
 from __future__ import annotations
 
@@ -42,3 +42,15 @@ def refused(loss: Any, device: torch.device, what: str) -> ConfigurationError | 
             "device=self.device, and move none away."
         )
     return None
+
+
+def loss_in(output: Any) -> Tensor | None:
+    """The loss in what a step returned beside a tensor or None: a mapping that names it. Raises ConfigurationError."""
+    if not isinstance(output, Mapping) or "loss" not in output:
+        found = f"a mapping with the keys {sorted(map(str, output))}" if isinstance(output, Mapping) else repr(output)
+        raise ConfigurationError(
+            f"training_step returned {found}; expected the loss as a tensor with its graph (without .item()), a "
+            "mapping with it under 'loss', or None to skip."
+        )
+    loss: Tensor | None = output["loss"]
+    return loss

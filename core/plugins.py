@@ -23,9 +23,9 @@ from torch.optim import Optimizer
 
 from . import gradients
 from .casting import cast_
-from .errors import ConfigurationError
 from .launch.world import World
 from .layout import whole
+from .losses import loss_in
 from .scaling import LossScaler
 
 INTERFACE = 1
@@ -519,12 +519,9 @@ class Strategy(Plugin):
 
         The default has no use for it and says so."""
         if state.alike or state.apart:
-            warnings.warn(
-                "the checkpoint holds state of the strategy that wrote it "
-                f"({', '.join(sorted({name.partition('/')[0] for name in (*state.alike, *state.apart)}))}), which this "
-                "one does not read; training goes on from weights and optimizer state.",
-                stacklevel=2,
-            )
+            found = sorted({name.partition("/")[0] for name in (*state.alike, *state.apart)})
+            text = f"the checkpoint holds {', '.join(found)} of the strategy that wrote it, which this one cannot read"
+            warnings.warn(f"{text}: training goes on from weights and optimizer state.", stacklevel=2)
 
     # the name of a folder inside each checkpoint that only this strategy writes and reads and that holds the optimizer
     # state; None where the core stores it by parameter name, for any strategy to read
@@ -548,15 +545,3 @@ class Strategy(Plugin):
 
     def teardown(self, root: nn.Module) -> None:
         """Called once at the end, also after an exception; must not communicate."""
-
-
-def loss_in(output: Any) -> Tensor | None:
-    """The loss in what a step returned beside a tensor or None: a mapping that names it. Raises ConfigurationError."""
-    if not isinstance(output, Mapping) or "loss" not in output:
-        found = f"a mapping with the keys {sorted(map(str, output))}" if isinstance(output, Mapping) else repr(output)
-        raise ConfigurationError(
-            f"training_step returned {found}; expected the loss as a tensor with its graph (without .item()), a "
-            "mapping with it under 'loss', or None to skip."
-        )
-    loss: Tensor | None = output["loss"]
-    return loss

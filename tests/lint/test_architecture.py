@@ -239,7 +239,7 @@ def test_no_file_has_a_name_that_says_nothing(name: str) -> None:
 
 
 LONGEST = {
-    "core/plugins.py": 540,  # the whole interface of a plugin in one file, most of it docstrings
+    "core/plugins.py": 560,  # the whole interface of a plugin in one file, most of it docstrings
     "core/trainer.py": 480,  # likewise all flags and what they mean
 }
 

@@ -120,11 +120,11 @@ def test_what_a_checkpoint_holds(written: tuple[Path, dict[str, Any]]) -> None:
 @pytest.mark.parametrize(
     ("name", "strategy", "devices", "words"),
     [
-        ("ddp", POWERSGD, 1, "does not read"),
-        ("ddp", "ddp", 2, "does not read"),
+        ("ddp", POWERSGD, 1, "cannot read"),
+        ("ddp", "ddp", 2, "cannot read"),
         ("local-sgd", LOCAL, 1, "of 2 ranks, and there are 1"),
-        ("diloco", "ddp", 2, "does not read"),
-        ("diloco", LOCAL, 2, "does not read"),
+        ("diloco", "ddp", 2, "cannot read"),
+        ("diloco", LOCAL, 2, "cannot read"),
         ("local-sgd", DILOCO, 2, ""),
     ],
 )

@@ -27,6 +27,7 @@ def make_state(fill: float = 1.0) -> TrainState:
     return TrainState(
         progress={"epoch": 1, "update": 2},
         beside={"average/weight": torch.ones(3)},
+        strategy={"all/anchor/weight": torch.ones(3), "rank0/error/weight": torch.zeros(3)},
         module=module,
         optimizers=[
             {"state": adam, "groups": [{"lr": 0.1, "betas": (0.9, 0.99), "params": ["net.weight", "half"]}]},

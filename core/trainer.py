@@ -340,6 +340,8 @@ class Trainer(View):
                 f"save_checkpoint({str(path)!r}) after a run of {run.world.world_size} processes, which do not "
                 "communicate any more. Save within it, in a hook such as on_train_end, or use a Checkpoint callback."
             )
+        if self._run is not None:
+            self._refuse_within_update(path)
         run.background.join()  # one save at a time
         world, own = run.world, capture.own_writer(run.engine)
         state = capture.capture(run)
@@ -359,12 +361,21 @@ class Trainer(View):
         is called on rank 0 by the thread that writes, when the checkpoint is complete.
         """
         run = self._active()
+        self._refuse_within_update(path)
         if run.engine.strategy.own_folder is not None:
             raise ConfigurationError(
                 f"strategy {run.plan.strategy!r} writes a folder of its own, which cannot be done while training goes "
                 "on. Use save_checkpoint, or Checkpoint(save_async=False)."
             )
         return run.background.start(path, capture.capture(run), metrics=metrics or {}, published=published)
+
+    def _refuse_within_update(self, path: str | Path) -> None:
+        if not self.at_boundary:
+            raise ConfigurationError(
+                f"save_checkpoint({str(path)!r}) within an update: a run that goes on from there would miss its "
+                "batches. Save between two updates: in on_train_batch_end of an update's last batch, in a callback's "
+                "on_update_end, or in the hooks of validation and of epochs."
+            )
 
     def full_parameters(self, *, writeback: bool = False) -> AbstractContextManager[None]:
         """A context in which every rank's module holds its parameters whole. All ranks enter it, between updates.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import math
 import os
 import warnings
 from collections.abc import Mapping
@@ -207,6 +208,9 @@ class Checkpoint(Keeping):
         self._training = False
         if self.monitor is not None and self._validated >= 0:
             on_rank_0(trainer, lambda: self._require_monitor(trainer.callback_metrics))
+        value = trainer.callback_metrics.get(self.monitor or "", 0.0)
+        if self.save_top_k and not self._kept.last and math.isnan(value):
+            warnings.warn(f"no checkpoint was saved: {self.monitor!r} was never more than NaN", stacklevel=2)
         elif self.monitor is not None and trainer.progress.epoch and self.monitor not in trainer.callback_metrics:
             warnings.warn(
                 f"no checkpoint was ranked: {self.monitor!r} was never logged and nothing validated", stacklevel=2

@@ -15,6 +15,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 from trivet.callbacks import EarlyStopping
 from trivet.checkpoint import directory
 from trivet.data.combined import CombinedLoader
+from trivet.errors import ConfigurationError
 
 pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")  # torchdata 0.11 calls it
 
@@ -98,3 +99,22 @@ def test_a_value_of_the_validation_before_is_no_checkpoints_own(tmp_path: Path) 
     assert "val" in directory.manifest(begin)["metrics"]
     fit("validated every second epoch", tmp_path / "after", begin)
     assert all("val" not in directory.manifest(path)["metrics"] for path in (tmp_path / "after").glob("epoch*"))
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+@pytest.mark.parametrize("hook", ["training_step", "on_train_batch_end"])
+def test_within_an_update_nothing_is_saved(hook: str, asynchronous: bool, tmp_path: Path) -> None:
+    module = Net()
+
+    def save(*args: Any) -> None:
+        name = "save_checkpoint_async" if asynchronous else "save_checkpoint"
+        getattr(module.trainer, name)(tmp_path / str(args[-1]))
+
+    setattr(module, hook, save)
+    trainer = trivet.Trainer(
+        accelerator="cpu", devices=1, max_epochs=1, logger=False, accumulate_grad_batches=2, enable_progress_bar=False,
+        enable_checkpointing=False,
+    )  # fmt: skip
+    with pytest.raises(ConfigurationError, match="within an update: a run that goes on from there would miss"):
+        trainer.fit(module, DataLoader(DATA, 2))
+    assert not list(tmp_path.iterdir())

@@ -151,6 +151,14 @@ def test_the_best_are_kept(tmp_path: Path, mode: str, left: list[str], best: str
     assert Path(trainer.callback.best_model_path).name == best
 
 
+def test_a_run_that_saved_nothing_says_so(tmp_path: Path) -> None:
+    trainer = run(tmp_path, every_n_updates=1, monitor="val/w")
+    trainer.metric = lambda update: float("nan")
+    trainer.update(validate=True)
+    with pytest.warns(UserWarning, match="no checkpoint was saved: 'val/w' was never more than NaN"):
+        trainer.end()
+
+
 def test_a_checkpoint_without_rank_is_kept_until_the_next(tmp_path: Path) -> None:
     trainer = run(tmp_path, every_n_updates=1, monitor="val/w", save_top_k=1)
     kept = []

@@ -13,7 +13,7 @@ from . import registry
 from .callbacks.callback import Callback
 from .callbacks.checkpoint import Checkpoint
 from .errors import ConfigurationError
-from .hooks import overrides
+from .hooks import check_names, overrides
 from .intervals import Interval, interval
 from .loggers.logger import Logger
 from .plugins import Clip
@@ -231,6 +231,8 @@ def make_callbacks(
     A fast run saves nothing, and leaves out those that do.
     """
     found: list[Callback] = [_made("callback", one, Callback) for one in _several(callbacks)]
+    for callback in found:
+        check_names(callback, Callback)
     if fast:
         found = [callback for callback in found if not callback.saves]
     has_checkpoint = any(isinstance(callback, Checkpoint) for callback in found)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -144,4 +145,11 @@ def eval_loaders(trainer: Trainer, job: Job, kind: str) -> list[Any]:
     found = evaluation_loaders(given)
     if found:
         check_loaders(kind, len(found), module, trainer.callbacks)
+    shuffles = any(isinstance(getattr(one, "sampler", None), RandomSampler) for one in found)
+    if kind == "predict" and shuffles and trainer.is_global_zero:
+        warnings.warn(
+            "predict was given a loader that shuffles: predictions come in that order, not in the data set's. Give "
+            "shuffle=False.",
+            stacklevel=2,
+        )
     return found

@@ -77,7 +77,7 @@ class Metrics:
             # no device to wait for, and a number is a third of the price.
             value = value.tolist() if value.is_cpu else value.detach().clone()
         elif not isinstance(value, (int, float)):
-            if isinstance(value, Number):
+            if isinstance(value, Number) and not isinstance(value, complex):
                 value = float(value)  # type: ignore[arg-type]  # numpy's scalars
             elif isinstance(value, MetricObject):
                 self._log_object(name, value, key[len(name) :], options, metric_attribute)
@@ -88,6 +88,7 @@ class Metrics:
                     "compute and reset."
                 )
         if slot is None or slot.options != options:
+            _check(name, value, batch_size)
             slot = self._slot(slot, name, key, options)
             if not self.sizes_known and batch_size is None and slot.on_epoch and self.defaults is not EPOCH:
                 self._tell_of_sizes(slot)
@@ -379,6 +380,13 @@ def _scalar(name: str, value: Tensor) -> Tensor:
             "instance with .mean()."
         )
     return value.reshape(())
+
+
+def _check(name: str, value: Any, batch_size: float | None) -> None:
+    if isinstance(value, complex):  # of a tensor
+        raise ConfigurationError(f"log({name!r}) got {value!r}; expected a real number. Log its .real or .abs().")
+    if batch_size is not None and batch_size < 0:
+        raise ConfigurationError(f"log({name!r}, batch_size={batch_size!r}): expected the number of samples.")
 
 
 def _caller() -> str:

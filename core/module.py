@@ -36,6 +36,7 @@ class Module(ModuleHooks):
     """
 
     automatic_optimization: bool = True
+    strict_loading: bool = True  # whether `load_from_checkpoint` asks for every name of the module's
     logs_hparams: bool = True  # whether loggers get the hyperparameters
     example_input_array: Any = None  # a batch, or a tuple or dict of arguments for forward, for summaries and graphs
 
@@ -44,6 +45,9 @@ class Module(ModuleHooks):
         self._run: Run | None = None
         self._trainer: Trainer | None = None
         self._hparams = HParams()
+        from .hooks import check_names
+
+        check_names(self, Module)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_run": None, "_trainer": None}  # a copy of a module doesn't belong to the run
@@ -182,7 +186,7 @@ class Module(ModuleHooks):
 
     @classmethod
     def load_from_checkpoint(
-        cls, checkpoint_path: str | Path, map_location: Any = None, strict: bool = True, **overrides: Any
+        cls, checkpoint_path: str | Path, map_location: Any = None, strict: bool | None = None, **overrides: Any
     ) -> Self:
         """A module with the weights of a checkpoint, made with the hyperparameters in it; ``overrides`` win."""
         from .checkpoint.module import load_module

@@ -18,6 +18,8 @@ from ..errors import ConfigurationError
 
 def as_path(path: str | os.PathLike[str]) -> Place:
     """A path of this machine, or a `Remote` where there is a protocol in it."""
+    if not isinstance(path, (str, os.PathLike)):
+        raise ConfigurationError(f"{path!r} is no path. Expected a str or a pathlib.Path.")
     text = os.fspath(path)
     if text.startswith("file://"):
         return Path(text.removeprefix("file://"))

@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 M = TypeVar("M", bound="Module")
 
 
-def load_module(cls: type[M], path: str | Path, map_location: Any, strict: bool, overrides: Mapping[str, Any]) -> M:
+def load_module(
+    cls: type[M], path: str | Path, map_location: Any, strict: bool | None, overrides: Mapping[str, Any]
+) -> M:
     """See `Module.load_from_checkpoint`."""
     stored = directory.read_user(path)
     parameters = inspect.signature(cls).parameters
@@ -36,7 +38,7 @@ def load_module(cls: type[M], path: str | Path, map_location: Any, strict: bool,
     module = cls(**values)
     module.configure_model()
     module.on_load_checkpoint(stored["user"])
-    module.load_state_dict(directory.read_weights(path), strict=strict)
+    module.load_state_dict(directory.read_weights(path), strict=module.strict_loading if strict is None else strict)
     return module if map_location is None else module.to(map_location)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +28,12 @@ class DataModule:
 
     trainer: Any = None
     prepare_data_per_node: bool = True  # False: `prepare_data` runs on one machine only, which shares its files
+
+    def __init__(self) -> None:
+        super().__init__()
+        from ..hooks import check_names
+
+        check_names(self, DataModule)
 
     @property
     def hparams(self) -> HParams:
@@ -54,12 +60,14 @@ class DataModule:
         num_workers: int = 0,
         **options: Any,
     ) -> Self:
-        """A data module over data sets: a list of them for several loaders; training data are shuffled. ``options`` are
-        the class's own arguments."""
+        """A data module over data sets: a list or mapping of them for several loaders; training data are shuffled.
+        ``options`` are the class's own arguments."""
 
         def loaders(dataset: Any, shuffle: bool) -> Any:
             if isinstance(dataset, (list, tuple)):
                 return [loaders(one, shuffle) for one in dataset]
+            if isinstance(dataset, Mapping):
+                return {name: loaders(one, shuffle) for name, one in dataset.items()}
             shuffle = shuffle and not isinstance(dataset, IterableDataset)
             return DataLoader(dataset, batch_size, shuffle=shuffle, num_workers=num_workers)
 

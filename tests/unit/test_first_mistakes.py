@@ -265,3 +265,68 @@ def test_a_directory_that_cannot_be_written(tmp_path):
         CheckpointError, match=r"directory of this run.*cannot be written: FileExistsError.* Give a def"
     ):
         trainer.fit(scalar.Scalar(), scalar.loader(2))
+
+
+class Misnamed:
+    def on_train_bach_end(self, *args):
+        pass
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        type("Net", (Misnamed, trivet.Module), {}),
+        type("Data", (Misnamed, trivet.DataModule), {}),
+        lambda: trivet.Trainer(callbacks=[type("Own", (Misnamed, trivet.Callback), {})()]),
+    ],
+    ids=["module", "datamodule", "callback"],
+)
+def test_a_misnamed_hook_is_found_at_construction(make):
+    with pytest.raises(ConfigurationError, match="on_train_bach_end is named like a hook"):
+        make()
+
+
+class Forgets(scalar.Scalar):
+    strict_loading = False
+
+    def state_dict(self, *args, **options):
+        return {}
+
+
+def test_a_module_that_does_not_load_all_that_it_has(tmp_path):
+    trainer = scalar.trainer(max_epochs=1)
+    trainer.fit(Forgets(), scalar.loader(2))
+    trainer.save_checkpoint(tmp_path / "saved")
+    assert torch.equal(Forgets.load_from_checkpoint(tmp_path / "saved").w, Forgets().w)
+    with pytest.raises(RuntimeError, match="Missing key"):
+        Forgets.load_from_checkpoint(tmp_path / "saved", strict=True)
+    scalar.trainer(max_epochs=2).fit(Forgets(), scalar.loader(2), ckpt_path=tmp_path / "saved")
+
+
+@pytest.mark.parametrize(
+    ("value", "options", "message"),
+    [(1j, {}, "expected a number"), (torch.tensor(1j), {}, "expected a real"), (1.0, {"batch_size": -1}, "=-1")],
+)
+def test_what_cannot_be_logged(value, options, message):
+    class Logs(scalar.Scalar):
+        def training_step(self, batch, batch_idx):
+            self.log("a", value, **options)
+            return super().training_step(batch, batch_idx)
+
+    with pytest.raises(ConfigurationError, match=message):
+        scalar.trainer(max_epochs=1).fit(Logs(), scalar.loader(2))
+
+
+class Predicts(scalar.Scalar):
+    def predict_step(self, batch, batch_idx):
+        return batch
+
+
+def test_predictions_of_a_loader_that_shuffles():
+    with pytest.warns(UserWarning, match=r"loader that shuffles.* Give shuffle=False"):
+        scalar.trainer().predict(Predicts(), scalar.loader(4, shuffle=True))
+
+
+def test_a_directory_that_is_no_path():
+    with pytest.raises(ConfigurationError, match="3 is no path"):
+        trivet.Trainer(default_root_dir=3)

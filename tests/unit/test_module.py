@@ -61,11 +61,9 @@ def test_callbacks_come_before_the_module_in_list_order():
 @pytest.mark.parametrize("owner", [trivet.Module, Callback])
 def test_a_misnamed_hook_is_an_error(owner):
     base = scalar.Scalar if owner is trivet.Module else Callback
-    wrong = type("Wrong", (base,), {"on_train_epoch_finish": lambda self, *args: None})()
-    module = wrong if owner is trivet.Module else scalar.Scalar()
-    callbacks = [] if owner is trivet.Module else [wrong]
+    wrong = type("Wrong", (base,), {"on_train_epoch_finish": lambda self, *args: None})
     with pytest.raises(ConfigurationError, match=r"Wrong\.on_train_epoch_finish is named like a hook.*Did you mean"):
-        scalar.trainer(callbacks=callbacks, devices=2).fit(module, scalar.loader(2))  # and no process was started
+        scalar.trainer(callbacks=[wrong()] if owner is Callback else [], max_epochs=1).fit(wrong(), scalar.loader(2))
 
 
 def test_hooks_see_what_they_are_said_to_see():

@@ -305,6 +305,9 @@ def load_by_name(
                 f"{type(optimizer).__name__} needs: it was written with another optimizer. Use the same one, or start "
                 "afresh from the weights alone."
             )
+        for key, value in group.items():
+            if isinstance(value, (int, float)) and not isinstance(old[key], (int, float, Tensor)):
+                raise CheckpointError(f"parameter group {index}: {key} is {old[key]!r}, expected a number.")
         ids.update(zip(here, group["params"], strict=True))
         params.update(zip(here, optimizer.param_groups[index]["params"], strict=True))
         groups.append({**{k: v for k, v in old.items() if k != "params"}, "params": group["params"]})

@@ -54,7 +54,10 @@ class Record:
         temporary = directory / f".{NAME}.{os.getpid()}"
         try:
             directory.mkdir(parents=True, exist_ok=True)
-            temporary.write_text(json.dumps(asdict(self), indent=1))
+            with open(temporary, "w") as file:
+                json.dump(asdict(self), file, indent=1)
+                file.flush()
+                os.fsync(file.fileno())
             temporary.replace(directory / NAME)
         except OSError as error:
             raise CheckpointError(

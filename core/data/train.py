@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from ..errors import ConfigurationError, DataError
+from ..errors import CheckpointError, ConfigurationError, DataError
 from .combined import Combined, is_dealt, own_part
 from .indexed import Indexed
 from .sharding import is_indexed
@@ -127,4 +127,11 @@ class TrainData:
                 f"the checkpoint holds the position in a loader {reads}, and this run has one {self._source.reads}. "
                 "Resume with the same kind of loader."
             )
+        for one in (state, *state.get("loaders", ())):
+            for name, least in (("batches_per_update", 1), ("epoch", 0), ("position", 0)):
+                if name in one and (type(one[name]) is not int or one[name] < least):
+                    raise CheckpointError(
+                        f"the checkpoint's position in the training data is damaged: {name} is {one[name]!r}, expected "
+                        f"a number from {least} up. Resume from another checkpoint."
+                    )
         self._source.load_state_dict(state)

@@ -267,7 +267,7 @@ MUTATIONS: dict[str, tuple[Callable[[Path], object], str]] = {
     "no group": (optimizer(lambda one: one["groups"].clear()), "has 0 parameter groups"),
     "another group": (optimizer(lambda one: one["groups"][0]["params"].pop()), "parameter group 0 differs"),
     "a rate that is none": (optimizer(lambda one: one["groups"][0].update(lr="hi")), "lr is 'hi', expected a number"),
-    "no batches": (state(lambda plain: plain["data"].update(batches_per_update=0)), "batches_per_update is 0, expected"),
+    "no batches": (state(lambda plain: plain["data"].update(batches_per_update=0)), "batches_per_update is 0"),
     "a position before": (state(lambda plain: plain["data"].update(position=-3)), "position is -3, expected"),
     "a wrong moment": (wrong_moment, r"'exp_avg' of 'layer.weight' has shape \(2,\), and the parameter \(2, 3\)"),
 }

@@ -372,7 +372,10 @@ def test_what_a_module_cannot_do_is_refused(pools: Pools) -> None:
         def configure_optimizers(self) -> None:
             return None
 
-    with pytest.raises(ConfigurationError, match="returned no optimizer"):
+    with (
+        pytest.warns(UserWarning, match="returned no optimizer"),  # before the engine is asked
+        pytest.raises(ConfigurationError, match="returned no optimizer"),
+    ):
         deepspeed_runs.trainer(deepspeed(1), 1).fit(NoOptimizer(), deepspeed_runs.loader())
 
 

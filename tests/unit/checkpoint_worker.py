@@ -98,7 +98,7 @@ def check_callback(place: Path, rank: int) -> None:
         place / ("by_callback" if rank == 0 else "elsewhere"), monitor="loss", every_n_updates=1, save_last=True
     )
     trainer: Any = SimpleNamespace(
-        progress=Progress(), callback_metrics={"loss": 0.0}, world_size=2, global_rank=rank, is_global_zero=rank == 0,
+        progress=Progress(), callback_metrics={}, world_size=2, global_rank=rank, is_global_zero=rank == 0,
         validation_due=False, log_every_n_steps=1, log_dir=place, resumed_from=None,
         save_checkpoint=lambda path, metrics: directory.write(
             path, replicated(rank), rank=rank, world_size=2, metrics=metrics

@@ -27,6 +27,7 @@ from .launch.world import World
 from .layout import whole
 from .losses import loss_in
 from .scaling import LossScaler
+from .state import OwnState as OwnState
 
 INTERFACE = 1
 
@@ -158,19 +159,6 @@ class StepResult:
 
 
 APPLIED = StepResult()  # the usual one, made once
-
-
-@dataclass(frozen=True)
-class OwnState:
-    """What a strategy keeps beside weights and optimizer state, for a checkpoint.
-
-    ``alike``: tensors that are the same on all ranks; rank 0's are stored. ``apart``: this rank's, stored of every one.
-    ``world_size``: of the run that wrote it; where it is another one, ``apart`` is empty.
-    """
-
-    alike: Mapping[str, Tensor] = field(default_factory=dict)
-    apart: Mapping[str, Tensor] = field(default_factory=dict)
-    world_size: int | None = None
 
 
 # -------------------------------------------------------------------------------------------------------------- plugin

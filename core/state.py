@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
@@ -82,3 +83,16 @@ class TrainState:
     user: dict[str, Any] = field(default_factory=dict)
     hparams: dict[str, Any] = field(default_factory=dict)
     plan: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class OwnState:
+    """What a strategy keeps beside weights and optimizer state, for a checkpoint.
+
+    ``alike``: tensors that are the same on all ranks; rank 0's are stored. ``apart``: this rank's, stored of every one.
+    ``world_size``: of the run that wrote it; where it is another one, ``apart`` is empty.
+    """
+
+    alike: Mapping[str, Tensor] = field(default_factory=dict)
+    apart: Mapping[str, Tensor] = field(default_factory=dict)
+    world_size: int | None = None

@@ -22,6 +22,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import pages
 import torch
 
 START, END = "<!-- benchmark: begin -->", "<!-- benchmark: end -->"
@@ -124,15 +125,6 @@ def report(found: dict[str, list[dict[str, float]]], options: argparse.Namespace
     return "\n".join(lines) + "\n\n" + when
 
 
-def write(path: Path, text: str) -> None:
-    """Put the text between the markers of a page."""
-    page = path.read_text()
-    if START not in page or END not in page:
-        raise SystemExit(f"{path} has no lines {START} and {END}, between which the table goes.")
-    before, after = page.split(START)[0], page.split(END)[1]
-    path.write_text(f"{before}{START}\n\n{text}\n\n{END}{after}")
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=7)
@@ -150,7 +142,7 @@ def main() -> None:
     if options.json:
         options.json.write_text(json.dumps(found, indent=1))
     if options.write:
-        write(options.write, text)
+        pages.put(options.write, text, START, END)
 
 
 if __name__ == "__main__":

@@ -13,10 +13,11 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
+import pages
 import sharding_runs as runs
 import torch
 import trivet
-from sharding import Ranks, markdown, prose, write
+from sharding import END, START, Ranks, markdown, prose
 from sharding_model import Body
 
 PERIOD = 8
@@ -102,7 +103,7 @@ def main() -> None:
     text += "\n\n" + markdown(table)
     print(text)
     if options.write:
-        write(options.write, text)
+        pages.put(options.write, text, START, END)
 
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import pages
 import sharding_runs as runs
 import torch
 from sharding_model import Body
@@ -236,15 +237,6 @@ def prose(text: str) -> str:
     return textwrap.fill(" ".join(text.split()), 120, break_on_hyphens=False, break_long_words=False)
 
 
-def write(path: Path, text: str) -> None:
-    """Put the text between the markers of a page."""
-    page = path.read_text()
-    if START not in page or END not in page:
-        raise SystemExit(f"{path} has no lines {START} and {END}, between which the tables go.")
-    before, after = page.split(START)[0], page.split(END)[1]
-    path.write_text(f"{before}{START}\n\n{text}\n\n{END}{after}")
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="1 and 2 ranks, and one short round of times")
@@ -269,7 +261,7 @@ def main() -> None:
     if options.json:
         options.json.write_text(json.dumps(found, indent=1))
     if options.write:
-        write(options.write, text)
+        pages.put(options.write, text, START, END)
 
 
 if __name__ == "__main__":

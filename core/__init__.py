@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from .commands.entry import cli as cli
     from .data.combined import CombinedLoader as CombinedLoader
     from .data.datamodule import DataModule as DataModule
+    from .launch.alone import rank_zero as rank_zero
     from .launch.environment import Environment as Environment
     from .launch.launcher import Launcher as Launcher
     from .launch.world import World as World
@@ -52,6 +53,7 @@ _PUBLIC = {
     "World": "launch.world",
     "cli": "commands.entry",
     "negotiate": "capabilities",
+    "rank_zero": "launch.alone",
     "seed_everything": "seeding",
 }
 

@@ -101,6 +101,10 @@ class RankFailed(TrivetError):
         return (RankFailed, (self.rank, self.type_name, self.message, self.traceback))
 
 
+class CollectiveError(TrivetError):
+    """Ranks do not call the same collectives: one that only some ranks call would wait for the others for ever."""
+
+
 class Terminated(SystemExit):
     """A signal asked the run to end (SIGTERM, under SLURM also SIGUSR1), and all ranks ended after the same update.
 

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn.utils import get_total_norm
 from torch.optim import Optimizer
 
+from .launch import alone
 from .launch.world import World
 from .layout import sharded
 
@@ -162,6 +163,8 @@ def broadcast_together_(tensors: Sequence[Tensor]) -> None:
 def gather(data: Any, world: World, sync_grads: bool) -> Any:
     """Each tensor of ``data`` stacked over the ranks; see `Module.all_gather`. A collective for each: all ranks."""
     from lightning_utilities.core.apply_func import apply_to_collection
+
+    alone.refuse("all_gather()")
 
     def one(tensor: Tensor) -> Tensor:
         if world.world_size == 1:

@@ -14,6 +14,7 @@ from . import capture
 from .checkpoint import directory
 from .checkpoint.background import Pending
 from .errors import ConfigurationError
+from .launch import alone
 from .state import Progress
 from .view import View
 
@@ -38,6 +39,7 @@ class Running(View):
 
         ``metrics`` are stored beside the weights: give those that were computed from exactly these.
         """
+        alone.refuse(f"save_checkpoint({str(path)!r})")
         run = self._kept()
         if self._run is None and run.world.world_size > 1:
             raise ConfigurationError(
@@ -64,6 +66,7 @@ class Running(View):
         nobody waited for is raised when `fit` ends, which it does only when the checkpoint is complete. ``published``
         is called on rank 0 by the thread that writes, when the checkpoint is complete.
         """
+        alone.refuse(f"save_checkpoint_async({str(path)!r})")
         run = self._active()
         self._refuse_within_update(path)
         if run.engine.strategy.own_folder is not None:
@@ -86,6 +89,7 @@ class Running(View):
         It needs the memory of the whole module. With ``writeback`` rank 0's changes are kept, on all ranks; without it
         change nothing, since what was not gathered would stay changed. Don't call the module's layers inside.
         """
+        alone.refuse("full_parameters()")
         engine = self._active().engine
         return engine.strategy.full_parameters(engine.module, writeback)
 
@@ -95,6 +99,7 @@ class Running(View):
 
     def agree(self, flag: bool) -> bool:
         """Rank 0's answer, on all ranks. A collective: all ranks call it."""
+        alone.refuse("agree()")
         if self.world.world_size == 1:
             return flag
         answer = torch.tensor(float(flag), device=self._active().group.device)

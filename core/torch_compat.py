@@ -45,3 +45,32 @@ def set_update_count(metric: object, count: int) -> None:
     leaves it out, ``compute`` then warns, and metrics with mean states average wrongly from there on.
     """
     metric._update_count = count  # type: ignore[attr-defined]
+
+
+def has_hooks(module: nn.Module) -> bool:
+    """Whether somebody registered a hook on a module itself, which goes with it where the module is replaced."""
+    return any(
+        (
+            module._forward_hooks,
+            module._forward_pre_hooks,
+            module._backward_hooks,
+            module._backward_pre_hooks,
+        )
+    )
+
+
+def collectives_begun() -> int:
+    """How many collectives of the default process group this rank has begun, those that C++ calls included.
+
+    torch keeps the number for its own reports of desynchronised ranks (``TORCH_DISTRIBUTED_DEBUG``, the flight recorder)
+    and shows it in none of its public functions. Counting calls instead would mean to wrap each of them.
+    """
+    import torch.distributed as dist
+
+    if not dist.is_available() or not dist.is_initialized():
+        return 0
+    try:
+        group = dist.group.WORLD
+        return int(group._get_sequence_number_for_group()) if group is not None else 0
+    except RuntimeError:  # a backend that has no numbers
+        return 0

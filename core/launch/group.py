@@ -19,7 +19,7 @@ from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
 from torch.distributed.rendezvous import rendezvous
 
 from ..errors import LaunchError, RankFailed
-from . import failures, watch
+from . import alone, failures, watch
 from .world import World
 
 _CLOSE_S = 3.0
@@ -87,6 +87,7 @@ class Group:
         Goes through the store: no collective, no device. Raises LaunchError naming the ranks that did not post in
         time, or RankFailed as soon as one is known to have failed.
         """
+        alone.refuse(f"exchange({key!r})")
         if self.store is None:
             return [value]
         call = f"exchange/{key}/{self._calls[key]}"

@@ -32,12 +32,14 @@ EXPORTED = {
     "__version__",
     "cli",
     "negotiate",
+    "rank_zero",
     "seed_everything",
 }
 
 # Underscore names that their owners document as public.
 DOCUMENTED = {
     "os._exit",
+    "sys._current_frames",
     "sys._getframe",
     *("_fields", "_replace", "_asdict", "_make", "_field_defaults"),  # of named tuples
     "torch._foreach_mul_",  # docs.pytorch.org, "Foreach Functions"

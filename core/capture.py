@@ -10,6 +10,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -98,7 +99,7 @@ def _restore(run: Run, state: TrainState, path: str | Path) -> None:
     engine, trainer = run.engine, run.trainer
     _check_shapes(state)
     if run.train_data is not None and state.data:  # a converted checkpoint has no position: its epoch begins anew
-        run.train_data.load_state_dict(state.data)
+        run.train_data.load_state_dict(state.data, epochs=int(state.progress.get("epoch", 0)))
     if trainer.exact_resume:
         refuse_inexact(run, state)
     load_callbacks(trainer.callbacks, state.callbacks)  # first: one may have added groups to an optimizer, or refuse
@@ -358,6 +359,8 @@ def import_path(value: Any) -> str | None:
     module, name = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
     if module is None or name is None:
         return None
+    if vars(torch).get(plain := name.rpartition(".")[2]) is value:  # built-in functions do not know where they are
+        return f"torch:{plain}"
     found: Any = sys.modules.get(module)
     for part in name.split("."):
         found = getattr(found, part, None)

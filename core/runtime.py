@@ -7,6 +7,7 @@ import os
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,9 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from . import capture
-from .capabilities import resolve
+from .capabilities import AS_LAUNCHED, resolve
 from .checkpoint import directory
+from .checkpoint.background import Background, Pending
 from .data.evaluation import EvalData
 from .engine import Engine, build
 from .errors import ConfigurationError
@@ -28,6 +30,7 @@ from .plugins import Accelerator, Clip, Precision, StepResult, Strategy
 from .scaling import LossScaler
 from .seeding import derive, seed_all
 from .state import TrainState
+from .workers import leaves_result
 
 
 class RuntimeModule(nn.Module):
@@ -119,21 +122,16 @@ class Runtime:
         strategy: str | Strategy | Mapping[str, Any] = "auto",
         devices: int | str | list[int] = "auto",
         num_nodes: int = 1,
+        node_rank: int | None = None,
+        main_address: str | None = None,
+        main_port: int | None = None,
         precision: str | int | Precision | Mapping[str, Any] = "fp32",
         launcher: str | Launcher | Mapping[str, Any] = "auto",
         comm_profile: str | None = None,
     ) -> None:
-        self._request: dict[str, Any] = {
-            "accelerator": accelerator,
-            "strategy": strategy,
-            "devices": devices,
-            "num_nodes": num_nodes,
-            "precision": precision,
-            "launcher": launcher,
-            "comm_profile": comm_profile,
-        }
+        self._request: dict[str, Any] = {name: value for name, value in locals().items() if name != "self"}
         resolved = resolve(world=environments.detect(), **self._request)
-        self.plan, self._launcher = resolved.plan, resolved.launcher
+        self.plan, self._launcher, self._where = resolved.plan, resolved.launcher, resolved.where
         self.world = World()
         self._engines: list[Engine] = []
         self._modules: list[RuntimeModule] = []
@@ -155,7 +153,8 @@ class Runtime:
             return self.call(world or World(), seed, function, args)
         with tempfile.TemporaryDirectory(prefix="trivet-result-") as name:
             parts = {"runtime": self, "function": function, "args": args, "seed": seed}
-            self._launcher.plugin.launch("trivet.runtime:work", parts, self.plan, run_dir=Path(name))
+            where, out = self._where, Path(name)
+            self._launcher.plugin.launch("trivet.runtime:work", parts, self.plan, run_dir=out, **where)
             return torch.load(Path(name) / "result.pt", weights_only=False)  # written by our own worker
 
     def call(self, world: World, seed: int, function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
@@ -166,6 +165,7 @@ class Runtime:
             self.seed = int(self._active().exchange("seed", str(seed))[0])
             seed_all(derive(self.seed, world.rank))
             result = function(self, *args)
+            self._background.settle()
             failed = False
         except BaseException as error:
             if world.world_size > 1:
@@ -182,6 +182,7 @@ class Runtime:
 
     def _release(self) -> None:
         """Let go of what holds the process group before it is closed: the last one that lets go can wait for ever."""
+        self._background.close()
         for engine in self._engines:
             engine.strategy.teardown(engine.root)
             engine.root = engine.step
@@ -193,17 +194,27 @@ class Runtime:
         self.accelerator.teardown()
 
     def _connect(self, world: World) -> None:
-        self._resolved = resolve(world=world, **{**self._request, "launcher": "auto"})
+        self._resolved = resolve(world=world, **{**self._request, **AS_LAUNCHED})
         self.plan, self.world = self._resolved.plan, world
         self.accelerator: Accelerator = self._resolved.accelerator.plugin
-        accelerator = self.accelerator
+        accelerator, others = self.accelerator, (self._resolved.strategy.plugin, self._resolved.precision.plugin)
+        accelerator.wanted = frozenset().union(*(plugin.needs.accelerator for plugin in others))
         profiles.apply(self.plan.comm_profile, os.environ, world.local_world_size)
         self.device: torch.device = accelerator.device(self.plan.device_index(world.local_rank))
         accelerator.setup(self.device)
         self._group = Group.open(world, self.plan.backend if world.world_size > 1 else None, self.device)
+        self._background = Background(world.rank, world.world_size)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_engines": [], "_modules": [], "_clips": {}, "_group": None, "_scaler": None}
+        return {
+            **self.__dict__,
+            "_engines": [],
+            "_modules": [],
+            "_clips": {},
+            "_group": None,
+            "_scaler": None,
+            "_background": None,
+        }
 
     def _active(self) -> Group:
         if self._group is None:
@@ -304,22 +315,46 @@ class Runtime:
 
     def save(self, path: str | Path, **user: Any) -> None:
         """Write module, optimizers and plain data of your own as a checkpoint directory. All ranks call it."""
+        own, state = capture.own_writer(self._engine()), self._state(user)
+        self._background.join()
+        directory.write(path, state, rank=self.world.rank, world_size=self.world.world_size, own=own)
+
+    def save_async(self, path: str | Path, **user: Any) -> Pending:
+        """`save`, which returns as soon as the state is copied; a thread writes it. All ranks call it.
+
+        One is on its way at a time, and the next waits for it. `Pending.wait` raises what went wrong, and so does the
+        end of `launch`, which waits too, where nobody was told.
+        """
+        if capture.own_writer(self._engine()) is not None:
+            raise ConfigurationError(
+                f"runtime.save_async({str(path)!r}): strategy {self.plan.strategy!r} writes its state into a folder of "
+                "its own, which cannot be done while training goes on. Use runtime.save."
+            )
+        return self._background.start(path, self._state(user))
+
+    def _state(self, user: dict[str, Any]) -> TrainState:
+        if odd := user.keys() & {"save_async", "async_save", "blocking"}:
+            raise ConfigurationError(
+                f"runtime.save({min(odd)}=...) would store that as data of yours. To go on while it is written call "
+                "runtime.save_async(path, ...)."
+            )
         engine = self._engine()
-        state = TrainState(
+        return TrainState(
             module=engine.strategy.state_dict(engine.module),
             optimizers=capture.optimizer_states(engine),
             scaler=self._scaler.state_dict() if self._scaler is not None else None,
             user=user,
             plan=self.plan.to_dict(),
         )
-        own = capture.own_writer(engine)
-        directory.write(path, state, rank=self.world.rank, world_size=self.world.world_size, own=own)
 
     def load(self, path: str | Path) -> dict[str, Any]:
         """Read a checkpoint that any strategy wrote at any world size; returns the data given to `save`."""
         engine = self._engine()
         template = TrainState(module=engine.strategy.state_dict(engine.module))
-        with directory.reading(path, template) as state:
+        everywhere = partial(
+            self._active().exchange, "checkpoint", "", 1800.0
+        )  # a damaged file on one rank changes none
+        with directory.reading(path, template, before=everywhere) as state:
             capture.load_optimizers(engine, state, path)
         if self._scaler is not None and state.scaler is not None:
             self._scaler.load_state_dict(state.scaler)
@@ -357,5 +392,5 @@ def work(parts: Mapping[str, Any], world: World, out_dir: Path) -> None:
     """What each worker of a launcher does."""
     runtime: Runtime = parts["runtime"]
     result = runtime.call(world, parts["seed"], parts["function"], parts["args"])
-    if world.rank == 0:
+    if leaves_result(world):
         torch.save(result, out_dir / "result.pt")

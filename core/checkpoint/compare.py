@@ -23,7 +23,8 @@ def compare(one: Place, other: Place) -> list[tuple[str, str]]:
         with errors(f"cannot read checkpoint {str(path)!r}"):
             contents.append(open_checkpoint(path))
     a, b = contents
-    found = list(_tensors(a, b))
+    with errors("cannot compare"), a.checked(a.index), b.checked(b.index):
+        found = list(_tensors(a, b))
     states = []
     for each in (a, b):
         with errors(f"cannot read checkpoint {str(each.directory)!r}"):

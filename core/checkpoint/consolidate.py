@@ -49,7 +49,8 @@ def consolidate(directory: Place, output: Path, *, dtype: torch.dtype | None = N
         if not chosen:
             parts = ", ".join(sorted({repr(name.partition(".")[0] + ".") for name in names if "." in name}))
             raise ConfigurationError(f"no weight's name begins with {prefix!r}; they begin with {parts}")
-        tensors = {name: _converted(found.tensor(full), dtype) for name, full in chosen.items()}
+        with found.checked(chosen.values()):
+            tensors = {name: _converted(found.tensor(full), dtype) for name, full in chosen.items()}
     with errors(f"cannot write {str(output)!r}"):
         output.parent.mkdir(parents=True, exist_ok=True)
         temporary = output.with_name(f".{output.name}.{secrets.token_hex(4)}")

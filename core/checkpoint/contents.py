@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import io
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,7 @@ from . import manifest as manifests
 from .files import Place
 from .index import FILE, Entry, read_index
 from .parts import AS_TENSORS, STATE, TENSORS
+from .sums import Checks, Sum, difference
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -26,8 +28,24 @@ class Contents:
     manifest: dict[str, Any]
     index: dict[str, Entry]
 
+    def tensors(self, names: Iterable[str]) -> list[Tensor]:
+        """Tensors of these names, whole and on the CPU, of files that are as they were written."""
+        names = list(names)
+        with self.checked(names):
+            return [self.tensor(name) for name in names]
+
+    @contextmanager
+    def checked(self, names: Iterable[str]) -> Iterator[None]:
+        """Compare the files that hold these tensors with their checksums meanwhile; raises at the end."""
+        with closing(Checks(self.directory, self.manifest["files"])) as checks:
+            checks.begin({f"{TENSORS}/{chunk.file}" for name in names for chunk in self.index[name].chunks})
+            try:
+                yield
+            finally:
+                checks.wait()  # a damaged file is what to say, not what became of it
+
     def tensor(self, name: str) -> Tensor:
-        """One tensor, whole and on the CPU."""
+        """One tensor, whole and on the CPU. Its file's checksum is not looked at."""
         import torch
 
         entry = self.index[name]
@@ -68,10 +86,11 @@ def open_checkpoint(directory: Place) -> Contents:
 
 
 def check_sum(directory: Place, manifest: dict[str, Any], name: str, data: bytes) -> None:
-    """Of a small file, which is read as a whole anyway; `verify` is for the others."""
-    stored = manifest["files"].get(name, {}).get("crc32")
-    if stored is not None and zlib.crc32(data) != stored:
-        raise CheckpointError(f"{name} is damaged: its crc32 is {zlib.crc32(data):08x} instead of {stored:08x}")
+    """Of a small file, which is read as a whole anyway."""
+    stored = manifest["files"].get(name, {})
+    found = Sum(size=len(data), crc32=zlib.crc32(data))
+    if "crc32" in stored and (text := difference(name, stored, found)):
+        raise CheckpointError(text)
 
 
 def load_plain(data: bytes, name: str) -> Any:
@@ -102,6 +121,10 @@ def read_state(directory: Place, manifest: dict[str, Any]) -> dict[str, Any]:
         fits, what = _FORMS.get(name, (_is_dict, "a dict"))
         if not fits(value):
             raise CheckpointError(f"{STATE} holds {_short(value)} as {name!r}, expected {what}")
+    if plain["progress"] != manifest["progress"]:
+        raise CheckpointError(
+            f"{STATE} holds the progress {plain['progress']!r}, and {manifests.NAME} says {manifest['progress']!r}"
+        )
     return plain
 
 

@@ -9,8 +9,8 @@ renamed when it is complete.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -20,10 +20,11 @@ from ..errors import CheckpointError
 from ..layout import sharded
 from ..state import TrainState
 from . import manifest as manifests
-from .contents import open_checkpoint, read_state
+from .contents import Contents, open_checkpoint, read_state
 from .files import Place, place
 from .parts import OPTIMIZER_TENSORS, RANKS, TENSORS, errors
 from .places import delete, sweep
+from .sums import Checks
 from .writing import write
 
 if TYPE_CHECKING:
@@ -41,7 +42,8 @@ def read(
     dtype; of a `DTensor` this rank's part is read, and of the optimizer state that belongs to it. All other tensors are
     new, plain and on the CPU. With ``beside=False`` nothing is read that callbacks or the strategy keep; with a
     ``rank`` nothing that the strategy kept for another. Raises `CheckpointError` with path and reason if files are
-    missing or damaged, or if names or shapes differ from the template's; plain tensors have not changed then.
+    missing or damaged, which their checksums say, or if names or shapes differ from the template's; the template has
+    not changed then.
     """
     with reading(path, template, beside=beside, rank=rank) as state:
         return state
@@ -49,13 +51,22 @@ def read(
 
 @contextmanager
 def reading(
-    path: str | os.PathLike[str], template: TrainState | None = None, *, beside: bool = True, rank: int | None = None
+    path: str | os.PathLike[str],
+    template: TrainState | None = None,
+    *,
+    beside: bool = True,
+    rank: int | None = None,
+    before: Callable[[], object] = lambda: None,
 ) -> Iterator[TrainState]:
-    """`read`; an exception that leaves the block gives the template's plain tensors their values back."""
+    """`read`; an exception that leaves the block gives the template's plain tensors their values back.
+
+    ``before`` is called when all files that this rank reads are found to be what was written, and no tensor of the
+    template has changed yet; what it raises leaves them as they are.
+    """
     directory = place(path)
     with errors(f"cannot read checkpoint {str(directory)!r}"):
-        index = _open(directory)
-        plain = _read_state(directory)
+        found, index = _open(directory)
+        plain = found.state()
         targets: dict[str, Tensor] = {}
         if template is not None:
             targets = {f"module/{name}": tensor for name, tensor in template.module.items()}
@@ -70,9 +81,10 @@ def reading(
         from . import tensors as storage
 
         fresh = {name: tensor for name, tensor in into.items() if name not in in_place}
-        storage.read(directory / TENSORS, index, fresh, fresh=fresh)
-        # Read first, then copied: a damaged file is found before the first of the caller's tensors changes.
-        storage.read(directory / TENSORS, index, in_place)
+        with closing(Checks(directory, found.manifest["files"])) as checks:
+            storage.read(directory / TENSORS, index, fresh, checks, fresh=fresh)
+            # Read first, then copied: a damaged file is found before the first of the caller's tensors changes.
+            storage.read(directory / TENSORS, index, in_place, checks, before=before)
         copied = [(target, into[name]) for name, target in targets.items() if name not in in_place]
         into |= targets
         state = TrainState(
@@ -95,7 +107,8 @@ def read_weights(path: str | os.PathLike[str]) -> dict[str, Tensor]:
     directory = place(path)
     with errors(f"cannot read checkpoint {str(directory)!r}"):
         found = open_checkpoint(directory)
-        return {n.removeprefix("module/"): found.tensor(n) for n in found.index if n.startswith("module/")}
+        names = [name for name in found.index if name.startswith("module/")]
+        return {n.removeprefix("module/"): t for n, t in zip(names, found.tensors(names), strict=True)}
 
 
 def read_seed(path: str | os.PathLike[str]) -> int:
@@ -131,12 +144,12 @@ def complete(path: str | os.PathLike[str]) -> bool:
 # ------------------------------------------------------------------------------------------------------------- reading
 
 
-def _open(directory: Place) -> Metadata:
-    """The index as DCP wants it, of a checkpoint whose own reading of it found nothing wrong."""
-    open_checkpoint(directory)
+def _open(directory: Place) -> tuple[Contents, Metadata]:
+    """A checkpoint, and its index as DCP wants it, in which our own reading of it found nothing wrong."""
+    found = open_checkpoint(directory)
     from . import tensors as storage
 
-    return storage.metadata(directory / TENSORS)
+    return found, storage.metadata(directory / TENSORS)
 
 
 def _check_fits(index: Metadata, targets: dict[str, Tensor], prefixes: tuple[str, ...]) -> None:

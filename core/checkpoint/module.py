@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..errors import CheckpointError
 from . import directory
+from .references import resolved
 
 if TYPE_CHECKING:
     from ..module import Module
@@ -25,7 +25,7 @@ def load_module(
     parameters = inspect.signature(cls).parameters
     takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
     taken = {n: v for n, v in stored["hparams"].items() if n not in overrides and (takes_all or n in parameters)}
-    values = {name: _resolved(name, value) for name, value in taken.items()} | dict(overrides)
+    values = {name: resolved(cls, name, value) for name, value in taken.items()} | dict(overrides)
     needed = [
         n for n, p in parameters.items() if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
     ]
@@ -40,19 +40,3 @@ def load_module(
     module.on_load_checkpoint(stored["user"])
     module.load_state_dict(directory.read_weights(path), strict=module.strict_loading if strict is None else strict)
     return module if map_location is None else module.to(map_location)
-
-
-def _resolved(name: str, value: Any) -> Any:
-    """A class or function that was stored by its import path."""
-    if not isinstance(value, Mapping) or set(value) != {"import_path"}:
-        return value
-    where, _, path = str(value["import_path"]).partition(":")
-    try:
-        found: Any = importlib.import_module(where)
-        for part in path.split("."):
-            found = getattr(found, part)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise CheckpointError(
-            f"the hyperparameter {name!r} is {where}:{path}, which cannot be imported here: {error}. Pass {name}=..."
-        ) from error
-    return found

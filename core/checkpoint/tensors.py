@@ -21,7 +21,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
 from torch.distributed.checkpoint.filesystem import FileSystem, FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta, TensorStorageMetadata
-from torch.distributed.checkpoint.planner import ReadItem, SavePlan, SavePlanner
+from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, ReadItem, SavePlan, SavePlanner
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.checkpoint.storage import WriteResult
@@ -29,7 +29,7 @@ from torch.futures import Future
 
 from ..errors import CheckpointError
 from .files import Place
-from .sums import Sum, Summing
+from .sums import Checks, Sum, Summing
 
 Finish = Callable[[dict[str, Sum]], None]
 ALL = "all"  # one entry for DCP, which makes a record of each before it begins: a second for 10,000
@@ -101,13 +101,24 @@ def empty(index: Metadata, name: str) -> Tensor:
     return torch.empty(entry.size, dtype=entry.properties.dtype)
 
 
-def read(directory: Place, index: Metadata, into: dict[str, Tensor], *, fresh: Collection[str] = ()) -> None:
+def read(
+    directory: Place,
+    index: Metadata,
+    into: dict[str, Tensor],
+    checks: Checks,
+    *,
+    fresh: Collection[str] = (),
+    before: Callable[[], object] | None = None,
+) -> None:
     """Fill the tensors ``into`` in place, of a `DTensor` this rank's part. No collective: ranks read for themselves.
 
-    Nobody else has the storage of those named ``fresh``: it may be exchanged for the memory that was read into.
+    Nobody else has the storage of those named ``fresh``: it may be exchanged for the memory that was read into. The
+    files that are read from are compared with their checksums meanwhile or, with ``before``, first: that is called when
+    they are found to be what was written, and nothing has changed yet.
     """
     state: dict[str, Any] = dict(into)
-    _run(lambda: load(state, storage_reader=_Reader(directory, index), planner=_LoadPlanner(fresh), no_dist=True))
+    reader = _Reader(directory, index, checks, before)
+    _run(lambda: load(state, storage_reader=reader, planner=_LoadPlanner(fresh), no_dist=True))
 
 
 def _run(function: Callable[[], object]) -> None:
@@ -273,12 +284,23 @@ class _LoadPlanner(DefaultLoadPlanner):
 
 
 class _Reader(FileSystemReader):
-    """DCP's reader with an index that has been checked."""
+    """DCP's reader with an index that has been checked, and of files that are checked; see `read`."""
 
-    def __init__(self, path: Place, index: Metadata) -> None:
+    def __init__(self, path: Place, index: Metadata, checks: Checks, before: Callable[[], object] | None) -> None:
         super().__init__(path)
         self.fs, self.path = _Files(), cast("Any", path)
-        self.index = index
+        self.index, self.checks, self.before, self.folder = index, checks, before, path.name
+
+    def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
+        files = {self.index.storage_data[item.storage_index].relative_path for item in plan.items}
+        self.checks.begin(f"{self.folder}/{name}" for name in files)
+        if self.before is not None:
+            self.checks.wait()
+            self.before()
+        try:
+            return super().read_data(plan, planner)
+        finally:
+            self.checks.wait()  # a damaged file is what to say, not what became of it
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
         return self.index

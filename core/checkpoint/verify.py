@@ -9,7 +9,7 @@ from ..errors import CheckpointError
 from . import manifest as manifests
 from .files import Place
 from .index import read_index
-from .sums import read_sum
+from .sums import difference, read_sum
 
 
 @dataclass(frozen=True)
@@ -33,9 +33,9 @@ def verify(directory: Place) -> Verified:
     summed = [name for name, entry in files.items() if "crc32" in entry and (directory / name).is_file()]
     with ThreadPoolExecutor() as threads:
         for name, found in zip(summed, threads.map(read_sum, (directory / name for name in summed)), strict=True):
-            stored = files[name]
-            if found["size"] == stored["size"] and found["crc32"] != stored["crc32"]:
-                wrong.append(f"{name} has the crc32 {found['crc32']:08x} instead of {stored['crc32']:08x}")
+            text = difference(name, files[name], found)
+            if text and found["size"] == files[name]["size"]:  # the others are told already
+                wrong.append(text)
     if not wrong:
         try:
             read_index(directory, files)

@@ -282,13 +282,16 @@ def take_hparams(selection: Selection) -> None:
     path, target = given("ckpt_path"), selection.targets.get("model")
     if path is None or target is None:
         raise ConfigurationError("--ckpt_hparams true needs --ckpt_path PATH, and a model.")
-    from ..checkpoint import directory
+    from ..checkpoint import directory, references
 
     taken = inspect.signature(target).parameters
     found = {name: value for name, value in directory.read_user(path)["hparams"].items() if name in taken}
     for name, value in found.items():
-        if isinstance(value, Mapping) and set(value) == {"import_path"}:
-            found[name] = str(value["import_path"]).replace(":", ".")
+        if references.is_reference(value):
+            there = references.resolved(target, name, value)
+            found[name] = f"{there.__module__}.{there.__qualname__}"
+        elif not given(f"model.{name}"):
+            references.refuse_importing(target, name, value)
     selection.settings.merge({"model": found}, f"the checkpoint {path}")
 
 

@@ -4,31 +4,20 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import chain, islice
 from typing import Any
 
 from torch.utils.data import DataLoader
 
-from ..errors import DataError
+from ..errors import CheckpointError, DataError
 from ..plugins import MicroBatch
-from .dealing import Piece, deal, micro_batches, windows
+from ..seeding import derive
+from .dealing import deal, micro_batches, prebuilt_size, windows
 from .loader_copy import copy_loader
 from .order import Order
-from .positions import Indices, draws_nothing, seeded_dataset
+from .positions import SAMPLE, Indices, Placed, draws_nothing, seeded_dataset
 from .sharding import describe, index_source, known_length, limited, refuse_distributed_samplers
-from .window import Weigh, Window, behind, weigh_
-
-
-@dataclass(slots=True)
-class _Plan:
-    """What the batch sampler decided about one window, kept until the loader has read it."""
-
-    pieces: list[Piece]
-    total: float
-    index: int
-    end: int
-    last: bool
+from .window import Weigh, Window, behind, beyond, weigh_
 
 
 class _Deal:
@@ -38,7 +27,8 @@ class _Deal:
         self.order, self.rank, self.world_size, self.seed = order, rank, world_size, seed
         self.prebuilt = loader.batch_sampler is None
         self.seeded = not draws_nothing(loader)
-        self.plans: deque[_Plan] = deque()
+        # windows whose batches the loader has not read yet, and where the data stands after each
+        self.plans: deque[tuple[Window, int]] = deque()
         self.epoch = self.skip = 0
         self.window_size = 1
         self.whole = False
@@ -56,23 +46,49 @@ class _Deal:
 
     def _micro_batches(self, stream: Iterator[Any]) -> Iterator[Any]:
         stream, position, index = islice(stream, self.limit), self.skip, 0
-        if not self.prebuilt:
-            stream = (batch if hasattr(batch, "__len__") else list(batch) for batch in stream)
         if self.skip:
             stream, skipped = self._skip(stream)
             index = self.index_after(skipped)
-        seed, epoch, rank, world_size, prebuilt = self.seed, self.epoch, self.rank, self.world_size, self.prebuilt
+        if self.world_size == self.window_size == 1:
+            yield from self._one_by_one(stream, position, index)
+            return
+        rank, world_size, prebuilt = self.rank, self.world_size, self.prebuilt
+        if not prebuilt:
+            stream = map(_sized, stream)
         for window, last in windows(stream, self.window_size):
             pieces, total = deal(window, rank, world_size, prebuilt=prebuilt, whole=self.whole)
+            batches = [MicroBatch(None, index + n, p.weight, False, p.samples) for n, p in enumerate(pieces)]
+            batches[-1].last = True
             end = position + (len(window) if prebuilt else int(total))
-            self.plans.append(_Plan(pieces, total, index, end, last))
+            self.plans.append((Window(batches, total, total, last), end))
             for piece in pieces:
-                if self.seeded:
-                    indices = [piece.indices] if prebuilt else piece.indices
-                    yield Indices(indices, seed, epoch, position + piece.offset)
-                else:
-                    yield piece.indices
+                yield self._placed(piece.indices, position + piece.offset)
             position, index = end, index + len(pieces)
+
+    def _one_by_one(self, stream: Iterator[Any], position: int, index: int) -> Iterator[Any]:
+        """What `deal` gives where every batch is an update of this rank alone."""
+        prebuilt, plans, placed = self.prebuilt, self.plans, self._placed
+        following = next(stream, _END)
+        while following is not _END:
+            batch, following = following, next(stream, _END)
+            if prebuilt:
+                samples, end = prebuilt_size(batch), position + 1
+            else:
+                batch = _sized(batch)
+                samples = len(batch)
+                end = position + samples
+            window = Window([MicroBatch(None, index, None, True, samples)], samples, samples, following is _END)
+            plans.append((window, end))
+            yield placed(batch, position)
+            position, index = end, index + 1
+
+    def _placed(self, indices: Any, position: int) -> Any:
+        """Indices of a micro-batch as they are read: with what seeds them, where reading may draw."""
+        if not self.seeded:
+            return indices
+        if self.prebuilt:
+            return Placed(indices, derive(self.seed, SAMPLE, self.epoch, position))
+        return Indices(indices, self.seed, self.epoch, position)
 
     def _skip(self, stream: Iterator[Any]) -> tuple[Iterator[Any], int]:
         # By index: nothing is read. A batch is cut where the batch size has changed since.
@@ -80,6 +96,8 @@ class _Deal:
         while rest:
             batch = next(stream, None)
             if batch is None:
+                if self.limit is None:  # a limit may have been lowered since
+                    raise DataError(beyond(self.skip, self.skip - rest, "samples"))
                 break
             size = 1 if self.prebuilt else len(batch)
             if size > rest:
@@ -87,6 +105,14 @@ class _Deal:
             rest -= size
             skipped += 1
         return stream, skipped
+
+
+_END: Any = object()
+
+
+def _sized(batch: Any) -> Any:
+    """A batch of indices that has a length: a batch sampler may give any iterable."""
+    return batch if hasattr(batch, "__len__") else list(batch)
 
 
 class Indexed:
@@ -177,21 +203,19 @@ class Indexed:
         for batch in iterator:
             if not plans:
                 raise DataError(self._broken("more"))
-            plan = plans.popleft()
-            piece, *others = plan.pieces
-            batches = [MicroBatch(batch, plan.index, piece.weight, not others, piece.samples)]
-            for number, piece in enumerate(others, 1):
-                try:
-                    batch = next(iterator)
-                except StopIteration:
-                    raise DataError(self._broken("fewer")) from None
-                last = number == len(others)
-                batches.append(MicroBatch(batch, plan.index + number, piece.weight, last, piece.samples))
-            window = Window(batches, plan.total, plan.total, plan.last)
+            window, end = plans.popleft()
+            batches = window.batches
+            batches[0].batch = batch
+            if len(batches) > 1:
+                for micro in islice(batches, 1, None):
+                    try:
+                        micro.batch = next(iterator)
+                    except StopIteration:
+                        raise DataError(self._broken("fewer")) from None
             if weigh is not None:
                 weigh_(window, weigh, world_size)  # a collective: every rank has this window
             given = True
-            self._position, self._finished = plan.end, plan.last
+            self._position, self._finished = end, window.last
             yield window
         if plans:
             raise DataError(self._broken("fewer"))
@@ -241,6 +265,8 @@ class Indexed:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from there; the next call of `epoch` has to be for that epoch, or for the next if it was finished."""
+        if (samples := self._samples()) is not None and state["position"] > samples:
+            raise CheckpointError(beyond(state["position"], samples, "samples"))
         size = state["batches_per_update"]
         if state["batch_size"] and self.batch_size and state["batch_size"] != self.batch_size:
             size, rest = divmod(size * state["batch_size"], self.batch_size)
@@ -254,6 +280,12 @@ class Indexed:
         self._loader = copy_loader(self._loader)  # without workers that live on from an epoch before
         self._workers_live = self._running = False
         self._epoch, self._position, self._resumed = state["epoch"], state["position"], state
+
+    def _samples(self) -> int | None:
+        """The most that an epoch can have, where that is known without reading the sampler."""
+        batches = known_length(self._source) if self._total is None else self._total
+        size = 1 if self._deal.prebuilt else self.batch_size
+        return None if batches is None or size is None else batches * size
 
     def _broken(self, what: str) -> str:
         return (

@@ -10,14 +10,14 @@ from typing import Any
 import torch.distributed as dist
 from torch.utils.data import DataLoader, IterableDataset
 
-from ..errors import DataError
+from ..errors import CheckpointError, DataError
 from ..plugins import MicroBatch
 from ..seeding import derive, seed_all
 from .loader_copy import copy_loader
 from .order import Order
 from .positions import ORDER, SAMPLE, Indices
 from .sharding import OwnsPosition, describe, known_length, limited, local_part
-from .window import Weigh, Window, behind, reweigh_, sum_over_ranks
+from .window import Weigh, Window, behind, beyond, reweigh_, sum_over_ranks
 
 _END: Any = object()
 
@@ -315,6 +315,10 @@ class Stream:
                 f"run has {self._world_size}. Resume with {state['world_size']} processes, or use a torch DataLoader "
                 "over a data set that is read by index: its position holds for any number."
             )
+        known = isinstance(self._batches.part, Sequence) and state["world_size"] == self._world_size
+        length = known_length(self._batches.part) if known else None
+        if length is not None and state["position"] > length:
+            raise CheckpointError(beyond(state["position"], length, "batches"))
         self._accumulate, rest = divmod(state["batches_per_update"], self._world_size)
         if rest:
             raise DataError(

@@ -119,8 +119,11 @@ class TrainData:
         """The position, as plain data, the same on all ranks. All ranks call it (see `Stream.state_dict`)."""
         return {"reads": self._source.reads, **self._source.state_dict()}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on where the state stands: `epoch` has to be called for its epoch next."""
+    def load_state_dict(self, state: dict[str, Any], *, epochs: int | None = None) -> None:
+        """Go on where the state stands: `epoch` has to be called for its epoch next.
+
+        ``epochs``: how many the run has completed. Raises CheckpointError, with nothing changed, for a position that
+        does not belong there or that the data does not have."""
         reads = state.get("reads", "of no known kind")
         if reads != self._source.reads:
             raise DataError(
@@ -133,5 +136,13 @@ class TrainData:
                     raise CheckpointError(
                         f"the checkpoint's position in the training data is damaged: {name} is {one[name]!r}, expected "
                         f"a number from {least} up. Resume from another checkpoint."
+                    )
+            if epochs is not None and "epoch" in one:
+                left = one["epoch"] == epochs + 1 and not one["position"]  # while its end was on the way
+                ended = one["epoch"] == epochs - 1 and bool(one.get("finished"))
+                if not (one["epoch"] == epochs or left or ended):
+                    raise CheckpointError(
+                        f"the checkpoint's position in the training data is damaged: it is in epoch {one['epoch']}, "
+                        f"and {epochs} epochs are completed. Resume from another checkpoint."
                     )
         self._source.load_state_dict(state)

@@ -39,6 +39,14 @@ def behind(position: Mapping[str, Any] | None, epoch: int) -> bool:
     )
 
 
+def beyond(position: int, end: int, what: str) -> str:
+    """What to say of a position that was loaded and that an epoch does not have."""
+    return (
+        f"the checkpoint stands at {position} {what} in its epoch, and the epoch has {end} here. Either the checkpoint "
+        "is damaged, or it is of other data: give the data that it was written with, or begin anew from its weights."
+    )
+
+
 def weigh_(window: Window, weigh: Weigh, world_size: int) -> None:
     """Weigh the micro-batches by ``weigh(batch)`` instead of by samples. One collective: all ranks call it."""
     for micro in window.batches:

@@ -14,11 +14,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+import ranks
 import torch
 import trivet
 from torch import nn
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata
+from torch.distributed.tensor import DTensor
 from torch.utils.data import DataLoader, TensorDataset
+from trivet import capture
 from trivet.callbacks.callback import Callback
 from trivet.callbacks.checkpoint import Checkpoint
 from trivet.checkpoint import directory, sums
@@ -38,6 +41,9 @@ class Net(trivet.Module):
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:
         self.log("loss", self.training_step(batch, batch_idx))
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        checkpoint["bytes"] = self.layer.weight.detach().numpy().tobytes()  # what to look for in a file
 
     def configure_optimizers(self) -> Any:
         return torch.optim.AdamW(self.parameters(), lr=0.1)
@@ -200,6 +206,15 @@ def flipped(path: Path) -> None:
     (path / "state.pt").write_bytes(data)
 
 
+def flipped_in_shard(path: Path) -> None:
+    """One bit of the elements of a weight, where no format would notice."""
+    shard = next((path / "tensors").glob("*.distcp"))
+    data = bytearray(shard.read_bytes())
+    place = data.index(torch.load(path / "state.pt", weights_only=True)["user"]["bytes"])
+    data[place + 1] ^= 1
+    shard.write_bytes(data)
+
+
 def optimizer(change: Callable[[dict[str, Any]], object]) -> Callable[[Path], None]:
     return state(lambda plain: change(plain["optimizers"][0]))
 
@@ -240,6 +255,7 @@ MUTATIONS: dict[str, tuple[Callable[[Path], object], str]] = {
     "one more shard": (extra, "__7_0.distcp is not in the manifest"),
     "one more shard, listed": (extra_and_listed, "knows nothing of the file '__7_0.distcp'"),
     "a flipped bit": (flipped, "state.pt is damaged"),
+    "a flipped bit in a shard": (flipped_in_shard, "tensors/__0_0.distcp is damaged: its crc32 is"),
     "a bomb in the state": (bomb("state.pt"), "cannot be loaded as plain data"),
     "a bomb in the index": (bomb("tensors/.metadata"), "not part of the format"),
     "a bomb in a shard": (bomb("tensors/__0_0.distcp"), "cannot read checkpoint"),
@@ -269,9 +285,19 @@ MUTATIONS: dict[str, tuple[Callable[[Path], object], str]] = {
     "a rate that is none": (optimizer(lambda one: one["groups"][0].update(lr="hi")), "lr is 'hi', expected a number"),
     "no batches": (state(lambda plain: plain["data"].update(batches_per_update=0)), "batches_per_update is 0"),
     "a position before": (state(lambda plain: plain["data"].update(position=-3)), "position is -3, expected"),
+    "a position behind the end": (
+        state(lambda plain: plain["data"].update(position=10**9, epoch=1)),
+        "stands at 1000000000 samples in its epoch, and the epoch has 4",
+    ),
+    "a position in another epoch": (
+        state(lambda plain: plain["data"].update(epoch=7)),
+        "it is in epoch 7, and 1 epochs are completed",
+    ),
+    "another progress": (values(progress={"update": 10**9}), "state.pt holds the progress .* and manifest.json says"),
     "a wrong moment": (wrong_moment, r"'exp_avg' of 'layer.weight' has shape \(2,\), and the parameter \(2, 3\)"),
 }
-VALIDATED = {"not json", "a link that leaves", "half a shard", "a bomb in the index", "another shape"}  # too
+VALIDATED = {"not json", "a flipped bit in a shard", "half a shard", "a bomb in the index", "another shape"}  # too
+VALIDATED |= {"a link that leaves"}
 
 
 def memory(module: nn.Module, counter: Counter) -> list[Any]:
@@ -304,6 +330,56 @@ def test_a_bad_checkpoint_is_refused_and_changes_nothing(
             trainer.validate(module, loader(), ckpt_path=copy, verbose=False)
         assert all(map(same, before, memory(module, counter)))
     assert not Path("exploded").exists()
+
+
+def sharded_with_a_damaged_part(place: Path) -> tuple[str, bool]:
+    """Task of two: a bit of what rank 1 alone reads is flipped. The error, and whether this rank's part stayed."""
+    options: dict[str, Any] = {"strategy": "fsdp", "devices": 2, "max_epochs": 1}
+    save = Checkpoint(place, filename="one")
+    make_trainer(**options, enable_checkpointing=True, callbacks=[save]).fit(Square(), loader())
+    rank = int(os.environ["RANK"])
+    if rank == 0:
+        shard = place / "one/tensors/__1_0.distcp"
+        data = bytearray(shard.read_bytes())
+        start = data.index(b"archive/data/0") + 64
+        data[start + next(n for n, byte in enumerate(data[start:]) if byte)] ^= 1
+        shard.write_bytes(data)
+    seen: list[tuple[torch.Tensor, torch.Tensor]] = []
+    given = capture.template
+
+    def template(run: Any) -> Any:
+        found = given(run)
+        parts = [one.to_local() if isinstance(one, DTensor) else one for one in found.module.values()]
+        seen.extend((part, part.clone()) for part in parts)
+        return found
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(capture, "template", template)
+        try:
+            make_trainer(**{**options, "max_epochs": 2}).fit(Square(), loader(), ckpt_path=place / "one")
+        except Exception as error:
+            return f"{type(error).__name__}: {error}", bool(seen) and all(torch.equal(a, b) for a, b in seen)
+    return "nothing", False
+
+
+class Square(Net):
+    """Every weight is sharded."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tied = self.layer = nn.Linear(3, 4, bias=False)
+        self.offset = torch.ones(4)
+        self.register_parameter("bias", nn.Parameter(torch.rand(4)))
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        pass
+
+
+def test_a_damaged_part_of_one_rank_changes_none(tmp_path: Path) -> None:
+    first, second = ranks.on_two_ranks(sharded_with_a_damaged_part, tmp_path)
+    assert "tensors/__1_0.distcp is damaged: its crc32 is" in second[0]
+    assert "__1_0.distcp is damaged" in first[0]
+    assert (first[1], second[1]) == (True, True)
 
 
 def test_the_unchanged_checkpoint_is_good(copy: Path) -> None:

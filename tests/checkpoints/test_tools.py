@@ -197,7 +197,7 @@ def test_verify(runs: Path, command: Command) -> None:
     rewrite(paths[1], f"tensors/{shard}", lambda data: data.__setitem__(len(data) // 3, data[len(data) // 3] ^ 8))
     code, text = command("verify", *paths)
     assert (code, text.count("ok ")) == (1, 2)
-    assert f"BAD  {paths[1]}: tensors/{shard} has the crc32" in text
+    assert f"BAD  {paths[1]}: tensors/{shard} is damaged: its crc32 is" in text
 
 
 def test_verify_names_every_kind_of_damage(runs: Path, command: Command) -> None:

@@ -1,5 +1,7 @@
 """Runtime: a plain PyTorch loop with five changed lines, over the same plugins."""
 
+import pathlib
+
 import pytest
 import torch
 import trivet
@@ -7,7 +9,8 @@ from ranks import run
 from torch import nn
 from torch.nn.functional import mse_loss
 from torch.utils.data import DataLoader, TensorDataset
-from trivet.errors import ConfigurationError, PlanError
+from trivet.checkpoint import directory
+from trivet.errors import CheckpointError, ConfigurationError, PlanError
 
 SAMPLES, BATCH = 16, 2
 FP16 = {"name": "fp16-mixed", "initial": 1024.0}  # the default scale does not fit into a float16 gradient of 1
@@ -142,6 +145,29 @@ def test_save_and_load(tmp_path, world_size):
     path = tmp_path / "half"
     for whole, resumed in run(world_size, lambda: (launch(first_half, path), launch(second_half, path))):
         close(whole, resumed, atol=0)
+
+
+def save_behind(runtime, path):
+    model, optimizer = runtime.setup(*(lambda m: (m, torch.optim.Adam(m.parameters())))(net()))
+    saving = runtime.save_async(path, note=3)
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    runtime.backward(model(torch.ones(1, 3).double()).sum())
+    optimizer.step()
+    saving.wait()
+    stored = directory.read_weights(path)
+    assert runtime.load(path) == {"note": 3}
+    assert all(torch.equal(stored[name], tensor) for name, tensor in before.items())
+    assert all(torch.equal(stored[name], tensor) for name, tensor in model.state_dict().items())
+    runtime.save_async(pathlib.Path(__file__) / "below a file")  # nobody waits for it, but the end of launch
+
+
+@pytest.mark.parametrize("where", ["memory://runtime/saved", "saved"])
+def test_save_behind_the_loop(tmp_path, monkeypatch, where):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(CheckpointError, match=r"cannot write checkpoint .*below a file"):
+        launch(save_behind, where)
+    with pytest.raises(ConfigurationError, match=r"runtime\.save_async\(path"):
+        launch(lambda runtime: (runtime.setup(net()), runtime.save(where, save_async=True)))
 
 
 def test_evaluation_and_modes():

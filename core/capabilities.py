@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from . import registry
+from . import node_flags, registry
 from .combination import Combination as Combination
 from .combination import Party as Party
 from .combination import Problem as Problem
@@ -32,6 +32,10 @@ if TYPE_CHECKING:
 AUTO_ORDER = ("cuda", "xla", "mps", "cpu")
 
 
+# What the flags that say how processes are started come to in those processes.
+AS_LAUNCHED: Mapping[str, Any] = {"launcher": "auto", "node_rank": None, "main_address": None, "main_port": None}
+
+
 class Resolved(NamedTuple):
     """A Plan, the plugins that it was made of, and the facts that were judged.
 
@@ -44,6 +48,12 @@ class Resolved(NamedTuple):
     precision: Selected
     launcher: Selected | None
     combination: Combination
+
+    @property
+    def where(self) -> dict[str, Any]:
+        """Which machine this is, as an argument of `Launcher.launch`; nothing where the launcher works on all."""
+        node = self.combination.request.node
+        return {} if node is None or node.num_nodes == 1 else {"node": node}
 
 
 def negotiate(
@@ -222,6 +232,9 @@ def resolve(
     precision: Any = "fp32",
     devices: int | str | Sequence[int] = "auto",
     num_nodes: int = 1,
+    node_rank: int | None = None,
+    main_address: str | None = None,
+    main_port: int | None = None,
     world: World | None = None,
     module: Party | None = None,
     manual: bool = False,
@@ -237,6 +250,7 @@ def resolve(
 ) -> Resolved:
     """Make the plugins from what the user gave, choose for ``auto``, and negotiate.
 
+    ``node_rank``, ``main_address`` and ``main_port`` are for launchers that are started on each of ``num_nodes``.
     ``world`` is what an environment or launcher says, or None; then `environments.node` is asked, too. Where one of
     them says more nodes, ``num_nodes=1`` counts as not given. ``launcher`` is ``"auto"`` in workers; otherwise that
     starts several processes on this machine, where no environment did. ``comm_profile`` is a name in `launch.profiles`,
@@ -247,6 +261,7 @@ def resolve(
         raise ConfigurationError(f"num_nodes={num_nodes!r}. Expected 1 or more.")
     if world is not None and world.source == "single":
         world = None
+    given = node_flags.check(node_rank, main_address, main_port)
     node = environments.node() if world is None else None
     notes: list[str] = []
     if accelerator == "auto":
@@ -262,6 +277,8 @@ def resolve(
     if facts is not None and facts.num_nodes > 1 and num_nodes == 1:
         num_nodes = facts.num_nodes
         notes.append(f"num_nodes: {num_nodes}, from {facts.source}")
+    if facts is None and (node := node_flags.node(given, num_nodes)) is not None:
+        notes.append(f"node {node.rank} of {num_nodes}, which meet at {node.address}")
     if strategy == "auto":
         strategy, why = auto_strategy(count, num_nodes)
         notes.append(why)
@@ -283,6 +300,7 @@ def resolve(
         num_nodes=num_nodes,
         world=world,
         node=node,
+        place=given,
         launcher=None if starts is None else party(starts),
         manual=manual,
         on_skip=on_skip,

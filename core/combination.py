@@ -8,8 +8,10 @@ from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
+from . import node_flags
 from .launch.environment import Node
 from .launch.world import World
+from .node_flags import NodeFlags
 from .registry import Selected, label
 
 if TYPE_CHECKING:
@@ -49,7 +51,7 @@ KNOWN = {
     ),
     "precision": frozenset[str](),
     "module": frozenset[str](),
-    "launcher": frozenset({"several_nodes"}),
+    "launcher": frozenset({"several_nodes", "node_by_node"}),
 }
 
 
@@ -84,7 +86,8 @@ class Request:
     """What the user asked for beside the plugins. ``devices`` counts processes per node.
 
     ``world`` is what an environment says, where there is one: it overrules nothing, but has to agree. So has ``node``,
-    where an environment started one process on each machine. ``launcher`` is what starts the processes, where one was
+    where an environment started one process on each machine; else it is what the flags say, which are in ``place``.
+    ``launcher`` is what starts the processes, where one was
     asked for or several are wanted. ``comm_profile`` is the name of one that exists. ``needs`` are further capability
     names that this run wants, by kind. ``notes`` go into the Plan.
     """
@@ -104,6 +107,7 @@ class Request:
     returns_weights: bool = True
     comm_profile: str | None = None
     needs: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    place: NodeFlags = field(default_factory=NodeFlags)
     notes: tuple[str, ...] = ()
 
     @property
@@ -177,7 +181,7 @@ def problems(combination: Combination) -> list[Problem]:
     return [
         *_missing_capabilities(combination),
         *_accelerator_problems(combination.accelerator, combination.request),
-        *_world_problems(combination.request),
+        *(Problem(*found) for found in node_flags.problems(combination.request)),
         *_mesh_problems(combination.strategy, combination.request),
         *_refusals(combination),
     ]
@@ -255,51 +259,6 @@ def _accelerator_problems(accelerator: Party, request: Request) -> Iterator[Prob
         found = f"{count} device{'' if count == 1 else 's'}"
         reason = f"each process wants a device of its own, and this machine has {found}."
         yield Problem((f"{request.devices} processes on this node", who), reason, ("devices", "accelerator"))
-
-
-def _world_problems(request: Request) -> Iterator[Problem]:
-    world, launcher = request.world, request.launcher
-    if world is None:
-        yield from _node_problems(request)
-        if (
-            request.node is None
-            and request.num_nodes > 1
-            and (launcher is None or "several_nodes" not in launcher.offers)
-        ):
-            reason = (
-                "no environment says which node this is. Start the script on every node with "
-                f"`torchrun --nnodes {request.num_nodes} --nproc-per-node {request.devices} ...`."
-            )
-            yield Problem((f"--num_nodes {request.num_nodes}", str(launcher or "no launcher")), reason, ("num_nodes",))
-        return
-    source = f"the environment ({world.source})"
-    if launcher is not None:
-        yield Problem((str(launcher), source), "it has started the processes already.", ("launcher",))
-    if request.devices != world.local_world_size:
-        reason = f"it started {world.local_world_size} processes on this node; flags do not overrule that."
-        yield Problem((f"--devices {request.devices}", source), reason, ("devices",))
-    if request.num_nodes != world.num_nodes:
-        reason = f"it started processes on {world.num_nodes} nodes; flags do not overrule that."
-        yield Problem((f"--num_nodes {request.num_nodes}", source), reason, ("num_nodes",))
-
-
-def _node_problems(request: Request) -> Iterator[Problem]:
-    """Where an environment started one process on each machine, which is to start the others."""
-    node, launcher = request.node, request.launcher
-    if node is None:
-        return
-    source = f"the environment ({node.source})"
-    if request.num_nodes != node.num_nodes:
-        reason = f"it started a process on each of {node.num_nodes} nodes; leave out the flag, which overrules nothing."
-        yield Problem((f"--num_nodes {request.num_nodes}", source), reason, ("num_nodes",))
-    elif request.num_nodes > 1 and (launcher is None or "several_nodes" not in launcher.offers):
-        host, _, port = node.address.rpartition(":")
-        reason = (
-            f"it started one process on each of {node.num_nodes} nodes, and nothing would connect those of this node "
-            f"with the others. Let it start `torchrun --nnodes {node.num_nodes} --node-rank {node.rank} "
-            f"--nproc-per-node {request.devices} --master-addr {host} --master-port {port} ...`, each its own rank."
-        )
-        yield Problem((source, str(launcher or "no launcher")), reason, ("launcher",))
 
 
 def _mesh_problems(strategy: Party, request: Request) -> Iterator[Problem]:

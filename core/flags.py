@@ -196,6 +196,16 @@ def check_going_on(resume: Any, max_restarts: Any, min_devices: Any, world: Worl
         )
 
 
+def check_nodes(max_restarts: int, min_devices: int | None, several: bool) -> None:
+    """Where each node is launched by itself, nobody starts the processes of all again."""
+    given = f"max_restarts={max_restarts}" if max_restarts else f"min_devices={min_devices}" if min_devices else ""
+    if several and given:
+        raise ConfigurationError(
+            f"{given}: each node starts its own processes, and no node those of another. Start with torchrun "
+            "--max-restarts N and --nnodes MIN:MAX on every node, or give the same command with resume='auto' again."
+        )
+
+
 def check_min_devices(min_devices: int | None, devices: int) -> None:
     if min_devices is not None and min_devices > devices:
         raise ConfigurationError(f"min_devices={min_devices} is more than devices={devices}.")

@@ -11,6 +11,7 @@ from typing import Any
 from . import registry
 from .combination import FLAGS, Combination, Party, party, problems
 from .errors import ConfigurationError, PluginError
+from .node_flags import NodeFlags
 
 # Names to propose first; the others follow in the alphabet's order.
 _PREFERRED = {
@@ -84,7 +85,8 @@ def _changes(
         fields: dict[str, Any] = {axis: value}
         if axis == "devices":
             fields["device_ids"] = None
-        yield _flag(axis, value), replace(combination, request=replace(combination.request, **fields))
+        flag = combination.request.place.without if axis == "place" else _flag(axis, value)
+        yield flag, replace(combination, request=replace(combination.request, **fields))
 
 
 def _flag(axis: str, value: Any) -> str:
@@ -111,7 +113,7 @@ def _device_counts(combination: Combination) -> Iterable[int]:
 
 def _node_counts(combination: Combination) -> Iterable[int]:
     request = combination.request
-    facts = request.world or request.node
+    facts = request.world or (None if str(request.place) else request.node)
     right = 1 if facts is None else facts.num_nodes
     return [right] if request.num_nodes != right else []
 
@@ -128,6 +130,7 @@ _AXES: dict[str, Callable[[Combination], Iterable[Any]]] = {
     "precision": _no_values,
     "accelerator": _no_values,
     "num_nodes": _node_counts,
+    "place": lambda combination: [NodeFlags()] if str(combination.request.place) else [],
     "launcher": lambda combination: [None] if combination.request.launcher and combination.request.world else [],
     "on_skip": lambda combination: ["update"] if combination.request.on_skip == "samples" else [],
     "accumulate": _accumulations,

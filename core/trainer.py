@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from . import flags, session, workers
-from .capabilities import Resolved, resolve
+from .capabilities import AS_LAUNCHED, Resolved, resolve
 from .checkpoint.files import as_path
 from .errors import ConfigurationError
 from .job import Job as Job
@@ -44,7 +44,11 @@ class Trainer(Running):
         accelerator: ``"auto"``, ``"cpu"``, ``"cuda"`` (``"gpu"``), or a third party's.
         strategy: ``"auto"`` (``single`` for one process, ``ddp`` for more), or any installed one.
         devices: processes on this machine: a number, a list of device indices, -1 for all, or ``"auto"``.
-        num_nodes: machines. More than one needs an environment that starts the processes, such as torchrun.
+        num_nodes: machines. With more than one the same is started on each, as torchrun does, or with ``node_rank`` and
+            ``main_address``.
+        node_rank: which machine this is, from 0 up.
+        main_address: the name or address of node 0, by which the others reach it.
+        main_port: the port at which they meet there, 29500 by default.
         precision: ``fp32 fp64 bf16-mixed fp16-mixed bf16-true fp16-true`` or a third party's.
         plugins: objects of a Strategy, Accelerator, Precision or Launcher, instead of the argument of that name.
         launcher: ``"auto"`` (``local``, where several processes are wanted and no environment started them), or a name.
@@ -111,6 +115,9 @@ class Trainer(Running):
         num_nodes: int = 1,
         precision: str | int | Precision | Mapping[str, Any] | None = "fp32",
         launcher: str | Launcher | Mapping[str, Any] = "auto",
+        node_rank: int | None = None,
+        main_address: str | None = None,
+        main_port: int | None = None,
         comm_profile: str | None = None,
         plugins: Any = None,
         logger: flags.Loggers = None,
@@ -184,6 +191,9 @@ class Trainer(Running):
             "comm_profile": comm_profile,
             "on_skip": on_skip,
             "accumulate": None if global_batch_size else accumulate_grad_batches,
+            "node_rank": node_rank,
+            "main_address": main_address,
+            "main_port": main_port,
             "global_batch_size": global_batch_size,
             "clip": self.clip,
             "deterministic": bool(g["deterministic"]),
@@ -199,6 +209,7 @@ class Trainer(Running):
         self.enable_progress_bar, self.enable_checkpointing = g["enable_progress_bar"], g["enable_checkpointing"]
         self.loggers = flags.make_loggers(g["logger"], self.local_root_dir)
         self.callbacks = flags.make_callbacks(
+        flags.check_nodes(max_restarts, min_devices, bool(resolved.where))
             callbacks,
             checkpoint=self.enable_checkpointing,
             progress_bar=self.enable_progress_bar,
@@ -331,7 +342,7 @@ class Trainer(Running):
     def resolve(self, module: Module | None, world: World | None, *, launched: bool = False) -> Resolved:
         """The plugins, made and negotiated, for a world that an environment or, where ``launched``, a launcher gave."""
         manual = module is not None and not module.automatic_optimization
-        request = self._request | ({"launcher": "auto"} if launched else {})
+        request = self._request | (AS_LAUNCHED if launched else {})
         return resolve(world=world, manual=manual, **request)
 
     def use_devices(self, devices: int | Sequence[int], accumulate: int) -> None:

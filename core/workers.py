@@ -33,10 +33,12 @@ GIVEN = ("module", "train_dataloaders", "val_dataloaders", "dataloaders", "datam
 def launch(trainer: Trainer, job: Job, resolved: Resolved) -> None:
     """Start workers, again where that was asked for, wait for them, and take over what rank 0 left."""
     with ExitStack() as leaving:
-        beginning = resume.begin(trainer, job, leaving)
-        job = session.begun(trainer, job, beginning)
+        beginning = resume.Beginning()
         supervised = job.stage == "fit" and bool(trainer.max_restarts or trainer.min_devices)
-        job.settled, job.noted = True, supervised or bool(job.resume)  # workers that note would hold what we hold
+        if not resolved.where:  # else several processes launch, and rank 0 decides
+            beginning = resume.begin(trainer, job, leaving)
+            job = session.begun(trainer, job, beginning)
+            job.settled, job.noted = True, supervised or bool(job.resume)  # workers that note would hold what we hold
         if job.noted:
             beginning.note(trainer, leaving)
         if beginning.ended:
@@ -69,7 +71,7 @@ def start(trainer: Trainer, run_dir: Path, job: Job, resolved: Resolved) -> None
     nothing: Any = dict.fromkeys(GIVEN)
     parts = {"trainer": trainer, **given, "job": replace(job, **nothing)}
     assert resolved.launcher is not None
-    resolved.launcher.plugin.launch("trivet.workers:work", parts, resolved.plan, run_dir=run_dir)
+    resolved.launcher.plugin.launch("trivet.workers:work", parts, resolved.plan, run_dir=run_dir, **resolved.where)
 
 
 def take_ended(trainer: Trainer, job: Job) -> None:
@@ -87,7 +89,7 @@ def work(parts: Mapping[str, Any], world: World, out_dir: Path) -> None:
     resolved = trainer.resolve(job.module, world, launched=True)
     leave = partial(leave_weights, out_dir=out_dir) if job.stage == "fit" and trainer.return_weights else None
     weights = session.run(trainer, job, resolved, world, leave)
-    if world.rank == 0:
+    if leaves_result(world):
         callback = trainer.checkpoint_callback
         result = {
             "callbacks": {c.state_key: state for c in trainer.callbacks if (state := c.state_dict())},
@@ -103,13 +105,18 @@ def work(parts: Mapping[str, Any], world: World, out_dir: Path) -> None:
         torch.save(result, out_dir / "result.pt")
 
 
+def leaves_result(world: World) -> bool:
+    """Whether a process waits for what this rank leaves: where each node was launched by itself, one on each."""
+    return world.local_rank == 0 and (world.rank == 0 or world.source == "local")
+
+
 def leave_weights(run: Run, out_dir: Path) -> list[str]:
     """Write the module's tensors as files, one after the other, so that nobody holds a second model. All ranks."""
     strategy = run.engine.strategy
     state = strategy.state_dict(run.engine.module)
     for index, value in enumerate(state.values()):
         whole = strategy.whole(value) if isinstance(value, torch.Tensor) else value
-        if run.world.rank == 0:
+        if leaves_result(run.world):
             torch.save(whole.cpu() if isinstance(whole, torch.Tensor) else whole, out_dir / f"{index}.pt")
     return list(state)
 

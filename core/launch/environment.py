@@ -24,6 +24,12 @@ class Node:
     devices: int | None = None
     source: str = ""
 
+    @property
+    def endpoint(self) -> tuple[str, int]:
+        """``address`` in two."""
+        host, _, port = self.address.rpartition(":")
+        return host.strip("[]"), int(port)
+
 
 class Environment(ABC):
     """Recognises one kind of launcher outside of Trivet and reads the world from it. Entry points: trivet.environments.

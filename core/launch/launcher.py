@@ -22,7 +22,11 @@ class Launcher(ABC):
 
     @property
     def offers(self) -> frozenset[str]:
-        """Capability names. ``"several_nodes"``: it starts processes on more machines than this one."""
+        """Capability names. ``"several_nodes"``: it starts processes on more machines than this one.
+        ``"node_by_node"``: called on each machine, it starts that one's processes and connects them with the others.
+        Its ``launch`` takes a further keyword ``node``, an `environment.Node`, which is given where there are several.
+        The first process of each then leaves the result.
+        """
         return frozenset()
 
     @abstractmethod

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import logging
 import os
@@ -13,46 +14,79 @@ import sys
 import tempfile
 import threading
 import time
-import uuid
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import LaunchError
-from . import failures, payload, profiles
+from . import failures, nodes, payload, profiles
+from .environment import Node
 from .launcher import Launcher
 from .signals import Asking, judge, stopped_by
 
 if TYPE_CHECKING:
     from ..plan import Plan
+    from .meeting import Meeting
+    from .nodes import News
 
 KILL_S = 8.0
 """How long after the first failure the remaining processes are killed, should they not have ended by themselves."""
 
 _SLICE_S = 0.1
+_SILENT_S = 0.3
+_STAY_S = 3.0
+
+
+_launches = itertools.count()  # of this process: several nodes make the same ones in the same order
 
 
 class Local(Launcher):
-    """Processes on this machine, connected over the loopback interface. What ``launcher="auto"`` means."""
+    """Processes on this machine, connected over the loopback interface. What ``launcher="auto"`` means.
 
-    def launch(self, function: str, parts: Mapping[str, Any], plan: Plan, *, run_dir: Path) -> None:
-        launch(function, parts, plan.world_size, run_dir=run_dir, comm_profile=plan.comm_profile)
+    With ``--num_nodes``, ``--node_rank`` and ``--main_address``, or where an environment started one process on each
+    machine, those of several machines: each starts its own.
+
+    Args:
+        wait_s: How long to wait, in seconds, until all nodes are there.
+    """
+
+    def __init__(self, wait_s: float = 300.0) -> None:
+        self.wait_s = wait_s
+
+    @property
+    def offers(self) -> frozenset[str]:
+        return frozenset({"node_by_node"})
+
+    def launch(
+        self, function: str, parts: Mapping[str, Any], plan: Plan, *, run_dir: Path, node: Node | None = None
+    ) -> None:
+        profile = plan.comm_profile
+        launch(function, parts, plan.devices, run_dir=run_dir, comm_profile=profile, node=node, wait_s=self.wait_s)
 
 
 def launch(
-    function: str, parts: Mapping[str, Any], world_size: int, *, run_dir: Path, comm_profile: str | None = None
+    function: str,
+    parts: Mapping[str, Any],
+    devices: int,
+    *,
+    run_dir: Path,
+    comm_profile: str | None = None,
+    node: Node | None = None,
+    wait_s: float = 300.0,
 ) -> None:
-    """Run ``function`` in ``world_size`` new processes on this machine and return when all have ended.
+    """Run ``function`` in ``devices`` new processes on this machine and return when all have ended.
 
-    ``function`` (``"package.module:name"``) is called in each as ``function(parts, world, run_dir)``; rank 0 leaves in
-    ``run_dir``, an existing directory of the caller, what it has to return. Needs no main guard. Called on the main
-    thread, SIGINT asks the workers to stop and a second one kills them; so do SIGTERM and, under SLURM, SIGUSR1. Raises
-    LaunchError where something in ``parts`` cannot be handed over, RankFailed for the rank that failed first; where the
+    ``function`` (``"package.module:name"``) is called in each as ``function(parts, world, run_dir)``; the first of them
+    leaves in ``run_dir``, an existing directory of the caller, what it has to return. ``node`` says which machine this
+    is, where each of several does the same. Needs no main guard. Called on the main thread, SIGINT asks the workers to
+    stop and a second one kills them; so do SIGTERM and, under SLURM, SIGUSR1. Raises LaunchError where something in
+    ``parts`` cannot be handed over or a node does not come, RankFailed for the rank that failed first; where the
     workers stopped on request, KeyboardInterrupt after SIGINT and Terminated after the others.
     """
     data = payload.dumps(parts)
     directory = Path(tempfile.mkdtemp(prefix="trivet-"))  # readable by this user alone
-    started = _Launch(directory, world_size)
+    node = node or Node(0, 1, "127.0.0.1:0")
+    started = _Launch(directory, devices, node, wait_s)
     try:
         (directory / "payload").write_bytes(data)
         del data
@@ -63,7 +97,7 @@ def launch(
             "path": [str(entry) for entry in sys.path],
             "argv": sys.argv,
             "cwd": os.getcwd(),
-            "environ": profiles.values(comm_profile, os.environ, world_size) | _environ(world_size),
+            "environ": profiles.values(comm_profile, os.environ, devices) | _environ(devices, node),
         }
         (directory / "settings.json").write_text(json.dumps(settings))
         started.run()
@@ -71,11 +105,15 @@ def launch(
         shutil.rmtree(directory, ignore_errors=True)
 
 
-def _environ(world_size: int) -> dict[str, str]:
+def _environ(devices: int, node: Node) -> dict[str, str]:
     """Variables for the workers, where the user has not set them."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    values = {"OMP_NUM_THREADS": str(max(cores // world_size, 1))}
-    return values | loopback()
+    values = {"OMP_NUM_THREADS": str(max(cores // devices, 1))}
+    if node.num_nodes == 1:
+        return values | loopback()
+    # gloo would take the address that this machine's name has, which may be one that no other machine can reach
+    name = nodes.interface_of(nodes.address_towards(*node.endpoint))
+    return values | ({"GLOO_SOCKET_IFNAME": name} if name else {})
 
 
 def loopback() -> dict[str, str]:
@@ -87,8 +125,12 @@ def loopback() -> dict[str, str]:
 class _Launch:
     """One launch. The agent has a thread of its own: it blocks, and on the main thread it would take the signals."""
 
-    def __init__(self, directory: Path, world_size: int) -> None:
-        self.directory, self.world_size = directory, world_size
+    def __init__(self, directory: Path, devices: int, node: Node, wait_s: float) -> None:
+        self.directory, self.devices, self.node, self.wait_s = directory, devices, node, wait_s
+        self.ranks = range(node.rank * devices, (node.rank + 1) * devices)  # those of this machine
+        self.number = next(_launches)
+        self.meeting: Meeting | None = None
+        self.news: News | None = None  # of other machines
         self.last_alive: dict[int, float] = {}
         self.asking = Asking(self._ask_to_stop, self._kill)
         self.pids: dict[int, int] = {}
@@ -103,11 +145,13 @@ class _Launch:
             try:
                 self._wait(agent)
             finally:
-                if agent.is_alive():  # only where a signal handler of somebody else raised into the wait
+                if agent.is_alive() and not self._all_done():
+                    # only where a signal handler of somebody else raised into the wait
                     self._kill()
                     agent.join()
                 if self.error is not None or self.asking.number:
                     self._kill()  # what workers started themselves, such as data-loader processes
+                self._leave()
         self._judge()
 
     def _agent(self) -> None:
@@ -115,14 +159,21 @@ class _Launch:
         from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
         from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
+        from .meeting import BACKEND, Meeting
+
+        node, (host, port) = self.node, self.node.endpoint
+        meeting = Meeting(
+            node.rank, node.num_nodes, self.devices, host=host, port=port, launch=self.number, wait_s=self.wait_s,
+            stopped=lambda: bool(self.asking.number), met=self._met,
+        )  # fmt: skip
         try:
             config = LaunchConfig(
-                min_nodes=1,
-                max_nodes=1,
-                nproc_per_node=self.world_size,
-                run_id=uuid.uuid4().hex,
-                rdzv_backend="c10d",
-                rdzv_endpoint="localhost:0",
+                min_nodes=node.num_nodes,
+                max_nodes=node.num_nodes,
+                nproc_per_node=self.devices,
+                run_id=meeting.get_run_id(),
+                rdzv_backend=BACKEND,
+                rdzv_configs={"meeting": meeting},
                 local_addr="127.0.0.1",
                 max_restarts=0,
                 monitor_interval=0.1,
@@ -137,13 +188,17 @@ class _Launch:
             self.error = error
 
     def _wait(self, agent: threading.Thread) -> None:
-        deadline: float | None = None
+        failed_at: float | None = None
         while agent.is_alive():
             agent.join(_SLICE_S)
-            if deadline is None:
-                if self._something_failed():
-                    deadline = time.monotonic() + KILL_S
-            elif time.monotonic() > deadline:
+            now = time.monotonic()
+            if failed_at is None and self._something_failed():
+                failed_at = now
+            if self.news is not None:
+                self._pass_on(self.news, silent=failed_at is not None and now > failed_at + _SILENT_S)
+                if self.news.lost() is not None and self._all_done():
+                    return  # the agent may wait for that node
+            if failed_at is not None and now > failed_at + KILL_S:
                 self._kill()
 
     def _something_failed(self) -> bool:
@@ -160,11 +215,14 @@ class _Launch:
         return len(asked) < len(records) or (ended and not asked)
 
     def _pids(self) -> dict[int, int]:
-        for rank in range(self.world_size):
+        for rank in self.ranks:
             if rank not in self.pids:
                 with contextlib.suppress(FileNotFoundError, ValueError):
                     self.pids[rank] = int((self.directory / f"pid-{rank}").read_text())
         return self.pids
+
+    def _all_done(self) -> bool:
+        return all((self.directory / f"done-{rank}").exists() for rank in self.ranks)
 
     # requests to stop
 
@@ -182,13 +240,68 @@ class _Launch:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(pid, signal.SIGKILL)  # each worker leads a session of its own
 
+    # other nodes
+
+    def _met(self, meeting: Meeting) -> None:
+        """Called by the agent's thread when all nodes are there."""
+        self.meeting = meeting
+        if meeting.num_nodes > 1:
+            own, name = self.node.rank, nodes.address_towards(*self.node.endpoint)
+            store = meeting.another_client("news")
+            self.news = nodes.News(store, own, meeting.num_nodes, self.devices, tells=own == 0, name=name)
+            self.news.start()
+
+    def _pass_on(self, news: News, *, silent: bool) -> None:
+        """Tell the other nodes what happened here, and our workers what happened there.
+
+        ``silent``: also of those that ended without a word. Until a moment later their exit code may become known.
+        """
+        if news.failed is None:
+            self._post(news, self._silent() if silent else [])
+        failure = news.failed or (None if self._all_done() else news.lost())
+        if failure is not None:
+            if news.failed is None:
+                news.post(failure)
+            if failure.rank not in self.ranks or failure.type_name == nodes.LOST:
+                # without a time: it counts as the first, whatever the clocks of two machines say
+                told = failures.Failure(failure.rank, failure.type_name, failure.message, failure.traceback)
+                failures.write(self.directory, told)
+        asked = failures.asked_to_stop(self.directory)
+        if news.asked and not asked:
+            self._ask_to_stop(news.asked)
+        elif asked and not news.asked:
+            news.ask(asked)
+
+    def _post(self, news: News, silent: list[failures.Failure]) -> None:
+        own = [one for one in failures.read(self.directory) + silent if one.rank in self.ranks]
+        failed = [one for one in own if not one.follows and not one.interrupt]
+        if failed:
+            news.post(min(failed, key=lambda one: one.time).error())
+
+    def _leave(self) -> None:
+        """Leave the other nodes. Node 0 stays until they have left, since the store goes with it; only a little where
+        something failed, which they have yet to read."""
+        if (news := self.news) is None or self.meeting is None:
+            return
+        if news.failed is None:
+            self._post(news, self._silent())
+        until = time.monotonic() + _STAY_S
+        while self.node.rank == 0 and not news.alone and news.lost() is None:
+            if time.monotonic() > until and (self.error or self.asking.number or news.failed):
+                break
+            time.sleep(_SLICE_S)
+        news.stop()
+        self.meeting.close()
+
     # the verdict
 
     def _judge(self) -> None:
         if self.asking.again:
             raise stopped_by(self.asking.number)
         found = failures.read(self.directory) + self._silent()
-        if not found and self.error is not None:
+        if not found and isinstance(self.error, LaunchError) and not self.asking.number:
+            raise self.error
+        if not found and self.error is not None and not self.asking.number:
             raise LaunchError(f"the workers could not be started: {self.error}") from self.error
         judge(found, self.asking.number)
 
@@ -199,7 +312,7 @@ class _Launch:
     def _silent(self) -> list[failures.Failure]:
         """Those that ended without a word. They died after they were last seen alive, so before others noticed."""
         silent = []
-        for rank in range(self.world_size):
+        for rank in self.ranks:
             code = self.exit_codes.get(rank, 0)
             if (self.directory / f"failure-{rank}").exists() or (code == 0 and self._ended_well(rank)):
                 continue

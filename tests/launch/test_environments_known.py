@@ -231,11 +231,15 @@ def variables(monkeypatch):
         (SAGEMAKER, {"num_nodes": 3}, r"\(sagemaker\): it started a process on each of 2 nodes; leave out the fl"),
         (
             SAGEMAKER,
-            {},
-            r"\(sagemaker\) and launcher 'local' .*: it started one process on each of 2 nodes, and nothing would "
-            r"connect those of this node with the others\. Let it start `torchrun --nnodes 2 --node-rank 1 "
-            r"--nproc-per-node 8 --master-addr algo-1 --master-port 26912 \.\.\.`",
+            {"launcher": "ray"},
+            r"\(sagemaker\) and launcher 'ray' .*: it started one process on each of 2 nodes, and this launcher would not "
+            r"connect those of this node with the others\. Use --launcher local, or let it start `torchrun --nnodes 2 "
+            r"--node-rank 1 --nproc-per-node 8 --master-addr algo-1 --master-port 26912 \.\.\.`",
         ),
+        (SAGEMAKER, {"node_rank": 0}, r"--node_rank 0 and the environment \(sagemaker\): it says that node_rank is 1"),
+        (SAGEMAKER, {"main_address": "a"}, r"--main_address a and .*: it says that main_address is algo-1"),
+        (TORCHRUN, {"node_rank": 1}, r"--node_rank 1 and the environment \(torchrun\): it says that this is node 0"),
+        (TORCHRUN, {"main_address": "a"}, r"--main_address a and the environment \(torchrun\): it has told the proc"),
     ],
 )
 def test_flags_that_contradict_the_environment_are_refused_when_the_trainer_is_made(values, flags, message, variables):

@@ -34,6 +34,10 @@ KNOWN = {
             "skip_samples",
             "unused_parameters",  # ranks may use different parameters in one update
             "user_optimizer",  # what steps is the optimizer that the user made
+            "lazy_devices",  # trains where nothing is computed before the update ends
+            "replaced_layers",  # a precision may put layers of its own in place of the user's
+            "whole_parameters",  # each process holds all of every parameter
+            "fsdp_extensions",  # what is sent of a parameter is what the tensor itself says, as torch's FSDP2 has it
         }
     ),
     "accelerator": frozenset(
@@ -41,12 +45,16 @@ KNOWN = {
             "collectives",  # its backend connects several processes
             "shared_devices",  # more processes than devices are fine
             "device_ids",  # `device` may be asked for any number below `device_count`
+            "spmd",  # its compiler lays one process's tensors out over several devices
             "dtype:float32",
             "dtype:float64",
             "dtype:bfloat16",
             "dtype:float16",
             "autocast:bfloat16",
             "autocast:float16",
+            "float8",  # tensors in float8, and products of them, emulated or not
+            "collectives:float8",  # its backend sends float8
+            "kernels:cuda",  # runs what is written in CUDA, which libraries bring
         }
     ),
     "precision": frozenset[str](),
@@ -59,8 +67,9 @@ KNOWN = {
 class Party:
     """What one side says of itself. ``needs`` are capability names by the kind that should offer them.
 
-    ``available``, ``reason``, ``device_count`` and ``device_type`` mean something for accelerators, ``mesh_dims`` and
-    ``refuses`` for strategies, ``policy`` for precisions.
+    ``reasons``: what it says of names that are missing, on either side. ``available``, ``reason``, ``device_count`` and
+    ``device_type`` mean something for accelerators, ``mesh_dims`` and ``refuses`` for strategies, ``policy`` for
+    precisions.
     """
 
     kind: str
@@ -69,6 +78,7 @@ class Party:
     version: str = ""
     needs: Mapping[str, frozenset[str]] = field(default_factory=dict)
     offers: frozenset[str] = frozenset()
+    reasons: Mapping[str, str] = field(default_factory=dict)
     available: bool = True
     reason: str = ""
     device_count: int = 1
@@ -97,6 +107,7 @@ class Request:
     num_nodes: int = 1
     world: World | None = None
     node: Node | None = None
+    place: NodeFlags = field(default_factory=NodeFlags)
     launcher: Party | None = None
     manual: bool = False
     on_skip: str | None = None
@@ -107,7 +118,6 @@ class Request:
     returns_weights: bool = True
     comm_profile: str | None = None
     needs: Mapping[str, frozenset[str]] = field(default_factory=dict)
-    place: NodeFlags = field(default_factory=NodeFlags)
     notes: tuple[str, ...] = ()
 
     @property
@@ -140,7 +150,7 @@ def party(selected: Selected) -> Party:
     """The facts of a plugin. Asks it only what may be asked in the launching process."""
     plugin = selected.plugin
     needs = None if selected.kind == "launcher" else plugin.needs
-    facts: dict[str, object] = {}
+    facts: dict[str, object] = {} if needs is None else {"reasons": dict(plugin.reasons)}
     if selected.kind == "accelerator":
         facts["device_type"] = plugin.device_type
         facts["available"] = available = plugin.is_available()
@@ -221,7 +231,7 @@ def demands(combination: Combination) -> Iterator[Demand]:
 def _missing_capabilities(combination: Combination) -> Iterator[Problem]:
     for demand in demands(combination):
         if demand.missing:
-            yield _missing(str(demand.wanting), demand.offering, demand.missing, demand.axes)
+            yield _missing(demand)
 
 
 def nearest(name: str, names: Iterable[str]) -> str:
@@ -229,16 +239,19 @@ def nearest(name: str, names: Iterable[str]) -> str:
     return next(iter(get_close_matches(name, sorted(names), n=1, cutoff=0.8)), "")
 
 
-def _missing(wanting: str, offering: Party, missing: frozenset[str], axes: tuple[str, ...]) -> Problem:
+def _missing(demand: Demand) -> Problem:
+    wanting, offering, missing = demand.wanting, demand.offering, demand.missing
     reason = f"the first wants {', '.join(map(repr, sorted(missing)))}, which the second does not offer."
     known = KNOWN[offering.kind]
+    told = [*offering.reasons.items(), *(() if isinstance(wanting, str) else wanting.reasons.items())]
+    reason += "".join(f" {sentence}" for name, sentence in told if name in missing)
     for name in sorted(missing - known):
         if near := nearest(name, known | offering.offers):
             reason += f" No {offering.kind} of Trivet's offers anything named {name!r}; did its author mean {near!r}?"
     for name in sorted(offering.offers - known):
         if (near := nearest(name, known)) in missing:
             reason += f" It offers {name!r}; did its author mean {near!r}?"
-    return Problem((wanting, str(offering)), reason, axes)
+    return Problem((str(wanting), str(offering)), reason, demand.axes)
 
 
 def _accelerator_problems(accelerator: Party, request: Request) -> Iterator[Problem]:

@@ -35,19 +35,22 @@ class StepModule(nn.Module):
 
     _user: nn.Module
 
-    def __init__(self, module: nn.Module, precision: Precision, device_type: str) -> None:
+    def __init__(self, module: nn.Module, precision: Precision, context: AbstractContextManager[Any] | None) -> None:
         super().__init__()
         self.module = module
         object.__setattr__(self, "_user", module)  # not looked up among the submodules at every step
-        self.context: AbstractContextManager[Any] | None = precision.forward_context(device_type)
+        self.context = context
         casts = type(precision).cast_batch is not Precision.cast_batch
         self.cast: Callable[[Any], Any] | None = precision.cast_batch if casts else None
         # steps that the user wrote without batch_idx
         self.short = frozenset(step for step in SHORTER if takes_only(getattr(module, step, None), 1))
         self.compiled: dict[str, Callable[..., Any]] = {}
+        self.plain = not casts and self.context is None and not self.short  # nothing between the caller and the step
 
     def forward(self, step: str, *args: Any, **kwargs: Any) -> Any:
         """``step`` names a method of the user's module; the rest are its arguments."""
+        if self.plain:
+            return getattr(self._user, step)(*args, **kwargs)
         if self.cast is not None:
             args = tuple(map(self.cast, args))
         if self.short and step in self.short:
@@ -124,12 +127,13 @@ def build(
     if sync_batchnorm and world.world_size > 1:
         module = synchronise(module, device.type)
     before = [weakref.ref(param) for param in module.parameters()]  # weak: the whole model must not stay in memory
+    entered = precision.forward_context(device.type)  # first: what is converted to may depend on the device
     module = precision.convert(module)
     if strategy.meta:
         materialize.place_(module, device)
     else:
-        module = module.to(device)
-    step = StepModule(module, precision, device.type)
+        module = materialize.move(module, device)
+    step = StepModule(module, precision, entered)
     manual = not getattr(module, "automatic_optimization", True)
     if compiled is not None:
         if manual:
@@ -138,6 +142,7 @@ def build(
                 "optimizers' steps. Compile parts of the module in configure_model instead: self.net.compile()."
             )
         step.compiled = {name: torch.compile(getattr(module, name), **compiled) for name in SHORTER}
+        step.plain = False
     context = Context(
         world=world,
         device=device,

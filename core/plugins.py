@@ -168,6 +168,7 @@ class Plugin(ABC):  # noqa: B024  the kinds below have the abstract methods
     """What all three kinds have in common. Constructor arguments are kept as attributes of the same name."""
 
     interface: ClassVar[int] = INTERFACE
+    reasons: Mapping[str, str] = {}  # by capability name, for refusals: a sentence on why it is lacking or needed
 
     @property
     def needs(self) -> Needs:
@@ -198,6 +199,8 @@ class Precision(Plugin):
         """Loss scaling that the core shall carry out, or None."""
         return None
 
+    converted: str = ""  # what `convert` did to which layers, where a user should know it
+
     def convert(self, module: nn.Module) -> nn.Module:
         """Convert the user's module, in place where possible. Called once per process before the strategy shards.
 
@@ -211,7 +214,7 @@ class Precision(Plugin):
         return batch
 
     def forward_context(self, device_type: str) -> AbstractContextManager[Any] | None:
-        """A context that is entered around every step, or None. Called once; the context is entered again and again."""
+        """A context that is entered around every step, or None. Called once, before `convert`."""
         return None
 
     def wrap_optimizer(self, optimizer: Optimizer) -> None:
@@ -231,6 +234,7 @@ class Accelerator(Plugin):
 
     device_type: ClassVar[str]
     collective_backend: ClassVar[str | None]
+    wanted: frozenset[str] = frozenset()  # the capability names that a run's other plugins need; set before `setup`
 
     @abstractmethod
     def is_available(self) -> bool:
@@ -269,7 +273,7 @@ class Accelerator(Plugin):
         """Wait until the device has done what was asked of it. The core calls it only around measurements."""
 
     def step_boundary(self) -> None:
-        """Called after each update; a lazy device cuts its graph here. Not called where it is not overridden."""
+        """Called, where it is overridden, after each update and each evaluated batch; a lazy device cuts its graph."""
 
     def memory(self) -> dict[str, int]:
         """Bytes in use by this process: keys such as ``allocated`` and ``peak``."""
@@ -303,9 +307,10 @@ class Strategy(Plugin):
     @property
     def offers(self) -> frozenset[str]:
         """``unused_parameters``: ranks may use different ones in one update. ``user_optimizer``: what steps is the
-        optimizer that the user made, with its hooks."""
+        optimizer that the user made, with its hooks. ``replaced_layers``, ``whole_parameters``: see `combination`."""
         names = "several_processes loss_scaling accumulation clipping manual_optimization skip_samples"
-        return frozenset((*names.split(), "unused_parameters", "user_optimizer"))
+        names += " unused_parameters user_optimizer replaced_layers whole_parameters"
+        return frozenset(names.split())
 
     def notes(self, world_size: int, deterministic: bool) -> tuple[str, ...]:
         """What a user should know before launch: sentences for the Plan."""
@@ -344,8 +349,9 @@ class Strategy(Plugin):
         ``root`` is what `shard` returned; ``scale`` the loss scale or None. Sets ``output`` of each micro-batch. Under
         manual optimization the step itself calls backward and the optimizers.
         """
+        late = self.context.late
         for micro in batches:
-            if micro.last and not self.context.late:
+            if micro.last and not late:
                 self.one_batch(root, micro, scale)
                 continue
             with self.no_sync(root):

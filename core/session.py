@@ -52,6 +52,7 @@ def run(
     trainer.begin(world, job)
     module, plan = job.module, resolved.plan
     accelerator = resolved.accelerator.plugin
+    accelerator.wanted = resolved.strategy.plugin.needs.accelerator | resolved.precision.plugin.needs.accelerator
     device = accelerator.device(plan.device_index(world.local_rank))
     for callback in trainer.callbacks:
         check_names(callback, Callback)
@@ -76,7 +77,9 @@ def run(
         leaving.callback(lambda: teardown(job, hooks))
         try:
             profiles.apply(plan.comm_profile, os.environ, world.local_world_size)
-            group = Group.open(world, plan.backend if world.world_size > 1 else None, device)
+            backend = plan.backend if world.world_size > 1 else None
+            group = Group.open(world, backend, device, collective_timeout(trainer.timeout))
+            group.watch_over(trainer.pulse, trainer.whereabouts, trainer.timeout)
             beginning = Beginning(job.ckpt_path) if job.settled else resume.follow(trainer, job, group, leaving)
             job = job if job.settled else begun(trainer, job, beginning)
             if profiler is not None:
@@ -123,6 +126,11 @@ def run(
     if stop.requested and world.source != "local":  # too late to stop anything; a launcher answers for its workers
         raise stop.reason(trainer.progress.update)
     return left
+
+
+def collective_timeout(timeout: float | None) -> float:
+    """Of the process group: late enough for the watchdogs to say first what they found."""
+    return 1800.0 if timeout is None else timeout + 30.0
 
 
 def begun(trainer: Trainer, job: Job, beginning: Beginning) -> Job:
@@ -200,8 +208,10 @@ def join(
         configure_optimizers=module.configure_optimizers if train else None,
         compiled=trainer.compile,
     )
-    if engine.strategy.laid_out and trainer.enable_progress_bar and world.rank == 0:
-        print(f"{plan.strategy}: {engine.strategy.laid_out}", file=sys.stderr, flush=True)
+    plan = replace(plan, notes=(*plan.notes, *filter(None, [engine.precision.converted])))
+    for name, told in ((plan.strategy, engine.strategy.laid_out), (plan.precision, engine.precision.converted)):
+        if told and trainer.enable_progress_bar and world.rank == 0:
+            print(f"{name}: {told}", file=sys.stderr, flush=True)
     if clips_itself:
         engine.clip = trainer.clip
     running = Run(
@@ -277,8 +287,9 @@ def same_on_all_ranks(group: Group) -> Callable[[str, Any], None]:
 def restore(run: Run, job: Job) -> None:
     """Read a checkpoint into the run: everything for a fit, weights for a validation."""
     assert job.ckpt_path is not None
-    fit = job.stage == "fit"
-    with directory.reading(job.ckpt_path, capture.template(run), beside=fit, rank=run.world.rank) as state:
+    fit, rank = job.stage == "fit", run.world.rank
+    everywhere = partial(run.group.exchange, "checkpoint", "", 1800.0)  # a damaged file on one rank changes none
+    with directory.reading(job.ckpt_path, capture.template(run), beside=fit, rank=rank, before=everywhere) as state:
         if fit:
             capture.restore(run, state, job.ckpt_path)
 
@@ -294,8 +305,7 @@ def on_failure(
         # a broken connection is a consequence: the news of its cause may take a moment
         consequence = isinstance(exception, (RuntimeError, RankFailed))
         peer = group.failure(wait_s=2.0 if consequence else 0.0)
-        if peer is not None:
-            exception = peer
+        exception = peer or (group.explain(exception) if consequence else None) or exception
         group.fail(exception)
     try:
         call(hooks.on_exception, exception)

@@ -105,15 +105,14 @@ class FSDP(Strategy):
     @property
     def offers(self) -> frozenset[str]:
         # a rank without gradient would leave the others' collectives hanging
-        return super().offers - {"skip_samples", *(() if self.unused_parameters else ("unused_parameters",))}
+        lacking = {"skip_samples", "whole_parameters", *(() if self.unused_parameters else ("unused_parameters",))}
+        return (super().offers | {"fsdp_extensions"}) - lacking
 
     def notes(self, world_size: int, deterministic: bool) -> tuple[str, ...]:
         if world_size == 1:
             offload = "; cpu_offload has no effect" if self.cpu_offload else ""
-            return (
-                "fsdp with one process: nothing is sharded, it trains like single; --devices 2 (or more) shards"
-                + offload,
-            )
+            text = "fsdp with one process: nothing is sharded, it trains like single; --devices 2 (or more) shards"
+            return (text + offload,)
         ranks = world_size // self.replicate
         copies = f", in {self.replicate} copies" if self.replicate > 1 else ""
         return (

@@ -9,7 +9,7 @@ from itertools import product
 
 from ..combination import Combination, Party, Request, party, problems
 from ..errors import ConfigurationError, PluginError
-from ..registry import Entry, Selected, entries, make
+from ..registry import Entry, Selected, entries, load, make
 from ..requirements import extras
 from .text import WIDTH, fill, table
 
@@ -61,8 +61,9 @@ def matrix(*, portable: bool = False) -> Matrix:
     left_out = []
     for kind in KINDS:
         for name, entry in _listed(kind, portable):
-            if portable and entry.name in extras(entry.distribution):
-                left_out.append(f"{kind} {name!r} needs the extra {entry.distribution}[{entry.name}].")
+            extra = _extra(entry) if portable else ""
+            if extra:
+                left_out.append(f"{kind} {name!r} needs the extra {entry.distribution}[{extra}].")
                 continue
             try:
                 sides[kind].append((name, _party(make(kind, entry.qualified), portable)))
@@ -76,6 +77,12 @@ def matrix(*, portable: bool = False) -> Matrix:
     names = {kind: [name for name, _ in sides[kind]] for kind in KINDS}
     unavailable = {name: side.reason for name, side in sides["accelerator"] if not side.available}
     return Matrix(names, cells, left_out, unavailable)
+
+
+def _extra(entry: Entry) -> str:
+    """The extra that a plugin needs: one of its own name, or what its class says."""
+    said: str = getattr(load(entry.kind, entry.qualified), "extra", "")
+    return said or (entry.name if entry.name in extras(entry.distribution) else "")
 
 
 def _listed(kind: str, portable: bool) -> Iterator[tuple[str, Entry]]:

@@ -1,0 +1,57 @@
+"""Which linear layers of a module a precision replaces, and what it says of those that it leaves alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from torch import nn
+from trivet.torch_compat import has_hooks
+
+Unfit = Callable[[nn.Linear, bool], str]  # (layer, whether its weight is shared) -> why it is left alone, or nothing
+
+
+class Choice:
+    """The linear layers of a module: ``taken``, with their names, and ``alone``, names by the reason.
+
+    Left alone are layers that are named in ``skip``, for which ``unfit`` has a reason, whose class is a subclass of
+    somebody's, since what it does besides would be lost, and those with hooks. Layers that were replaced before are
+    taken again, as the options may have changed: ``again`` says which classes those are.
+    """
+
+    def __init__(
+        self, module: nn.Module, skip: Sequence[str], unfit: Unfit, again: Sequence[str] = ("Float8Linear",)
+    ) -> None:
+        self.taken: dict[nn.Module, str] = {}
+        self.alone: dict[str, list[str]] = {}
+        owners: dict[int, int] = {}
+        for sub in module.modules():
+            for param in sub.parameters(recurse=False):
+                owners[id(param)] = owners.get(id(param), 0) + 1
+        for name, layer in module.named_modules():
+            if not isinstance(layer, nn.Linear):
+                continue
+            reason = unfit(layer, owners[id(layer.weight)] > 1)
+            replaced = type(layer).__name__ in again
+            if any(f"{name}.".startswith(f"{one}.") for one in skip):
+                reason = "skipped by name"
+            elif type(layer) is not nn.Linear and not replaced:
+                reason = f"of the class {type(layer).__name__}"
+            elif not replaced and has_hooks(layer):
+                reason = "with hooks"
+            if reason:
+                self.alone.setdefault(reason, []).append(name)
+            else:
+                self.taken[layer] = name
+
+
+def told(choice: Choice, how: str, otherwise: str) -> str:
+    """A sentence: which layers ``how`` is true of, and why which ones are left in ``otherwise``."""
+    count = len(choice.taken) + sum(map(len, choice.alone.values()))
+    text = f"{len(choice.taken)} of {count} linear layers {how}{_listed(list(choice.taken.values()))}"
+    left = [f"{_listed(names, ' ')} ({reason})" for reason, names in choice.alone.items()]
+    return text + (f"; left in {otherwise}:{','.join(left)}" if left else "")
+
+
+def _listed(names: Sequence[str], head: str = ": ") -> str:
+    shown = names if len(names) <= 8 else [*names[:4], f"... {len(names) - 7} more ...", *names[-3:]]
+    return head + ", ".join(shown) if names else ""

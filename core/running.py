@@ -108,6 +108,17 @@ class Running(View):
 
     # -------------------------------------------------------------------------------------------------------- in runs
 
+    def pulse(self) -> tuple[object, ...]:
+        """What changes while the run gets on."""
+        at, run = self.progress, self._run
+        return at.epoch, at.batch, at.update, at.skipped, self.stage, run.evaluated if run is not None else 0
+
+    def whereabouts(self) -> str:
+        """How far the run is, in words."""
+        at, run = self.progress, self._run
+        text = f"{self.stage or 'end'}: epoch {at.epoch}, update {at.update}, batch {at.batch}"
+        return f"{text}, {run.evaluated} batches evaluated" if run is not None and run.evaluated else text
+
     def __getstate__(self) -> dict[str, Any]:
         """What workers get: nothing of a job that ended."""
         gone = dict.fromkeys(("_run", "_ended", "_module", "datamodule", "train_data"))

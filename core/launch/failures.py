@@ -162,10 +162,13 @@ def of_peers(directory: Path, rank: int, world_size: int) -> RankFailed | None:
         if failure.rank != rank and (failure.follows or not failure.interrupt):
             return failure.error()
     for other in _without_record(directory, ended):
-        return RankFailed(
-            other, "an early end", "its process ended without an exception (killed, os._exit, or a crash)"
-        )
+        return early_end(other)
     return None
+
+
+def early_end(rank: int) -> RankFailed:
+    """What the others know of a rank whose process left no word."""
+    return RankFailed(rank, "an early end", "its process ended without an exception (killed, os._exit, or a crash)")
 
 
 def _without_record(directory: Path, ended: list[int]) -> Iterator[int]:

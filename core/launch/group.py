@@ -11,15 +11,20 @@ import sys
 import threading
 import time
 from collections import Counter
+from collections.abc import Callable
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
 from torch.distributed.rendezvous import rendezvous
 
-from ..errors import LaunchError, RankFailed
+from ..errors import CollectiveError, LaunchError, RankFailed
 from . import alone, failures, watch
+from .peers import Peers, posted
+from .uncaught import Uncaught
+from .watchdog import Watchdog
 from .world import World
 
 _CLOSE_S = 3.0
@@ -35,12 +40,17 @@ class Group:
         world: World,
         store: Store | None,
         device: torch.device | None,
-        *,
-        connected: bool = False,
-        guard: watch.Watch | None = None,
+        side: Store | None = None,
     ) -> None:
         self.world, self.store, self.device = world, store, device
-        self._connected, self._guard = connected, guard
+        self.side = side  # a client of its own for threads, since the main one is held while it waits
+        self.watchdog: Watchdog | None = None
+        self._connected = False
+        self._guard: watch.Watch | None = None
+        self._peers: Peers | None = None
+        if side is not None and watch.current() is None:  # in workers of Trivet's launchers there is one already
+            self._peers = Peers(side, world.rank, world.world_size)
+            self._guard = _watch(self._peers)
         self._calls: Counter[str] = Counter()
 
     @classmethod
@@ -66,20 +76,23 @@ class Group:
         restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
         prefix = f"trivet/{restart}/{next(_opened)}"
         base = _base_store(world.rank, world.world_size, world.address)
-        guard = None
-        if watch.current() is None:  # in workers of Trivet's launchers there is one already
-            # with a client of its own, since the main one is held while it waits
-            guard = _watch_store(PrefixStore(prefix, base.clone()), world.rank)  # type: ignore[attr-defined]
+        side = PrefixStore(prefix, base.clone())  # type: ignore[attr-defined]
+        group = cls(world, PrefixStore(prefix, base), device, side)
         if backend is not None:
-            dist.init_process_group(
-                backend,
-                store=PrefixStore(f"{prefix}/torch", base),
-                rank=world.rank,
-                world_size=world.world_size,
-                timeout=timedelta(seconds=timeout_s),
-                device_id=device if device is not None and device.type == "cuda" else None,
-            )
-        return cls(world, PrefixStore(prefix, base), device, connected=backend is not None, guard=guard)
+            group.connect(backend, PrefixStore(f"{prefix}/torch", base), timeout_s)
+        return group
+
+    def connect(self, backend: str, store: Store, timeout_s: float) -> None:
+        """Make torch's default process group."""
+        dist.init_process_group(
+            backend,
+            store=store,
+            rank=self.world.rank,
+            world_size=self.world.world_size,
+            timeout=timedelta(seconds=timeout_s),
+            device_id=self.device if self.device is not None and self.device.type == "cuda" else None,
+        )
+        self._connected = True
 
     def exchange(self, key: str, value: str, timeout_s: float = 300.0) -> list[str]:
         """Post a string and return those of all ranks by rank. All ranks make the same calls in the same order.
@@ -124,6 +137,10 @@ class Group:
         failure = failures.describe(exception, self.world.rank)
         if guard is not None and guard.directory is not None:
             failures.write(guard.directory, failure)
+        if self.watchdog is not None:
+            self.watchdog.off = True
+        if self.store is not None and self._peers is not None and not failure.interrupt:
+            Uncaught(self.side, self.world.rank).install()
         if self.store is not None and not failure.interrupt and not failure.follows:
             record = [failure.rank, failure.type_name, failure.message, failure.traceback]
             with contextlib.suppress(RuntimeError):  # the store went with the process that held it
@@ -140,8 +157,21 @@ class Group:
                 return failure
             time.sleep(0.05)
 
+    def watch_over(self, pulse: Callable[[], Any], progress: Callable[[], str], timeout: float | None) -> None:
+        """Notice from a thread when this one no longer gets on; see `Watchdog`."""
+        self.watchdog = Watchdog(self.world, self.side, pulse=pulse, progress=progress, timeout=timeout).start()
+
+    def explain(self, error: BaseException) -> CollectiveError | None:
+        """What to raise instead of an error of a collective where the ranks called different ones."""
+        found = self.watchdog.explain(error) if self.watchdog is not None else None
+        return None if found is None else CollectiveError(found.text)
+
     def close(self, abort: bool = False) -> None:
         """Leave the group. ``abort`` where a peer may be gone: gives up what is under way and waits for nobody."""
+        if self.watchdog is not None:
+            self.watchdog.stop()
+        if self._peers is not None and not abort:
+            self._peers.done()
         if self._guard is not None:
             self._guard.stop()
             watch.set_current(None)
@@ -158,8 +188,13 @@ class Group:
 
     def _peer_failure(self) -> RankFailed | None:
         guard = watch.current()
-        failure = _posted(self.store, self.world.rank) if self.store is not None else None
-        return failure if failure is not None or guard is None else guard.look()
+        try:
+            record = posted(self.store) if self.store is not None else None
+        except RuntimeError:  # the store went with the process that held it
+            record = None
+        if record is not None and record[0] != self.world.rank:
+            return RankFailed(*record)
+        return None if guard is None else guard.look()
 
 
 @functools.cache
@@ -171,35 +206,15 @@ def _base_store(rank: int, world_size: int, address: str) -> Store:
     return store
 
 
-def _watch_store(store: Store, rank: int) -> watch.Watch:
-    """Watch from a thread whether a peer says in the store that it failed."""
+def _watch(peers: Peers) -> watch.Watch:
+    """Watch from a thread what becomes of the other ranks."""
 
     def last_words(failure: RankFailed) -> None:
-        print(f"rank {rank} ends {watch.GRACE_S:g} s after {failure}", file=sys.stderr, flush=True)
+        print(f"trivet: rank {peers.rank} ends {watch.GRACE_S:g} s after {failure}", file=sys.stderr, flush=True)
 
-    def asked() -> int:
-        with contextlib.suppress(RuntimeError):  # the store went with the process that held it
-            return int(store.get("stop/asked")) if store.check(["stop/asked"]) else 0
-        return 0
-
-    def ask(number: int) -> None:
-        with contextlib.suppress(RuntimeError):
-            store.set("stop/asked", str(number))
-
-    guard = watch.Watch(lambda: _posted(store, rank), last_words=last_words, asked=asked, ask=ask)
+    guard = watch.Watch(peers.look, last_words=last_words, asked=peers.asked, ask=peers.ask)
     watch.set_current(guard)
     return guard.start()
-
-
-def _posted(store: Store, rank: int) -> RankFailed | None:
-    """The first failure that was posted, if it is of another rank."""
-    try:
-        record = json.loads(store.get("failed")) if store.check(["failed"]) else None
-    except RuntimeError:  # the store went with the process that held it
-        return None
-    if record is None or record[0] == rank:
-        return None
-    return RankFailed(*record)
 
 
 def _abort() -> None:

@@ -1,0 +1,71 @@
+"""Peers: which other rank failed first, where no launcher of Trivet's looks after the processes, as under torchrun."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+from typing import Any
+
+from torch.distributed import Store  # type: ignore[attr-defined]
+
+from ..errors import RankFailed
+from . import failures
+
+
+class Peers:
+    """What the ranks of a run say of themselves in their store, and the process table of this machine of the others.
+
+    ``store`` is a client of its own, since it is asked from a thread.
+    """
+
+    def __init__(self, store: Store, rank: int, world_size: int) -> None:
+        self.store, self.rank = store, rank
+        self._unknown = [other for other in range(world_size) if other != rank]
+        self._here: dict[int, int] = {}  # ranks on this machine and their processes
+        store.set(f"process/{rank}", f"{os.getpid()} {socket.gethostname()}")
+
+    def look(self) -> RankFailed | None:
+        """The first failure that was posted, else one whose process is gone; None if it is this rank's own."""
+        try:
+            if (record := posted(self.store)) is not None:
+                return RankFailed(*record) if record[0] != self.rank else None
+            self._find()
+            for rank, process in self._here.items():
+                if not failures.is_running(process) and not self.store.check([f"done/{rank}"]):
+                    if (record := posted(self.store)) is not None:  # it told, and has ended since
+                        return RankFailed(*record) if record[0] != self.rank else None
+                    return failures.early_end(rank)
+        except RuntimeError:  # the store went with the process that held it
+            pass
+        return None
+
+    def _find(self) -> None:
+        for rank in list(self._unknown):
+            if self.store.check([f"process/{rank}"]):
+                self._unknown.remove(rank)
+                process, _, host = self.store.get(f"process/{rank}").decode().partition(" ")
+                if host == socket.gethostname():
+                    self._here[rank] = int(process)
+
+    def done(self) -> None:
+        """This rank has ended as it should."""
+        with contextlib.suppress(RuntimeError):
+            self.store.set(f"done/{self.rank}", "")
+
+    def asked(self) -> int:
+        """Which signal asked a rank to stop, 0 if none did."""
+        with contextlib.suppress(RuntimeError):
+            return int(self.store.get("stop/asked")) if self.store.check(["stop/asked"]) else 0
+        return 0
+
+    def ask(self, number: int) -> None:
+        with contextlib.suppress(RuntimeError):
+            self.store.set("stop/asked", str(number))
+
+
+def posted(store: Store) -> list[Any] | None:
+    """Rank, type, message and traceback of the first failure that a rank told. Raises RuntimeError without a store."""
+    record: list[Any] | None = json.loads(store.get("failed")) if store.check(["failed"]) else None
+    return record

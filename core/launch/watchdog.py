@@ -1,0 +1,237 @@
+"""Watchdog: a rank's thread that notices when the rank no longer gets on, and finds with the others who is to blame.
+
+Nothing is noted in a step for it: it looks at the run's own counters, and at the stacks of those that stand still.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import json
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import IO, Any
+
+from torch.distributed import Store  # type: ignore[attr-defined]
+
+from ..torch_compat import collectives_begun
+from . import failures, place, verdict, watch
+from .place import Place
+from .verdict import Verdict
+from .world import World
+
+QUIET_S = 5.0
+"""After how long a rank that waits in a collective shows the others where; before that there is no traffic at all."""
+
+_PERIOD_S = 0.5
+_LOOKS = 4  # how often in a row a mismatch has to be seen
+_ANSWER_S = 2.5
+_MUTE_S = 4.0  # how much later than this thread the one in C ends a process whose interpreter is held up
+_STOP_S = 3.0
+
+
+class Watchdog:
+    """Watches the thread that makes it.
+
+    ``pulse`` gives what changes while the run gets on, ``progress`` the same in words. ``timeout``: after how many
+    seconds without a change the run ends, None for never. Where ranks wait in collectives that can never meet, it ends
+    without one. ``store`` is a client of its own, None for a single process.
+    """
+
+    def __init__(
+        self,
+        world: World,
+        store: Store | None,
+        *,
+        pulse: Callable[[], Any],
+        progress: Callable[[], str],
+        timeout: float | None = None,
+    ) -> None:
+        self.world, self.store, self.timeout = world, store if world.world_size > 1 else None, timeout
+        self.log: Path | None = None  # where stacks of all threads are written to
+        self.off = False  # whether the run has failed already
+        self._pulse, self._progress = pulse, progress
+        self._ident = threading.get_ident()
+        self._seen: Any = None
+        self._since = time.monotonic()
+        self._shown: tuple[Any, ...] | None = None  # what the others see of this rank
+        self._looks = 0
+        self._dump: IO[str] | None = None
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="trivet-watchdog", daemon=True)
+
+    def start(self) -> Watchdog:
+        if self.timeout is not None or self.store is not None:
+            self._thread.start()
+        return self
+
+    def stop(self) -> None:
+        """Wait until it no longer looks: a thread inside the store's C++ code while Python ends aborts the process."""
+        self._stopped.set()
+        if self._thread.is_alive():
+            self._thread.join(_STOP_S)
+        if self._dump is not None:
+            faulthandler.cancel_dump_traceback_later()
+            self._dump.close()
+            self._dump = None
+
+    def explain(self, exception: BaseException) -> Verdict | None:
+        """Whether an error of a collective comes from ranks that called different ones. For the watched thread."""
+        here = place.of_traceback(exception.__traceback__, self.world.rank, self._progress())
+        if self.store is None or not (here.plain or here.waits == "backward"):
+            return None
+        with contextlib.suppress(RuntimeError):  # the store went with the process that held it
+            found = self._gather(here)
+            others = [one for one in found.values() if one.rank != here.rank and one.calls and one.waits]
+            odd = next((one for one in others if one.waits != here.waits or one.at != here.at), None)
+            return None if odd is None else verdict.mismatch(*sorted((here, odd), key=lambda one: one.rank))
+        return None
+
+    # ------------------------------------------------------------------------------------------------- the thread
+
+    def _run(self) -> None:
+        while not self._stopped.wait(_PERIOD_S):
+            if self.off:
+                continue
+            try:
+                if self._look():
+                    return
+            except RuntimeError:  # the store went with the process that held it, which others notice
+                if self.timeout is None:
+                    return
+
+    def _look(self) -> bool:
+        """Whether the run was ended."""
+        pulse, now = (self._pulse(), collectives_begun()), time.monotonic()
+        if pulse != self._seen:
+            self._seen, self._since = pulse, now
+            self._hide()
+            self._arm()
+        still = now - self._since
+        if self.timeout is not None and still >= self.timeout:
+            return self._decide()
+        if self.store is None:
+            return False
+        if self.store.check(["watchdog/asked"]):
+            self._answer(self._here())
+            return self._follow()
+        return still >= QUIET_S and self._compare()
+
+    def _here(self) -> Place:
+        still = time.monotonic() - self._since
+        return place.of_thread(self._ident, self.world.rank, self._progress(), still)
+
+    def _arm(self) -> None:
+        """Let C code end this process where Python's no longer runs, after this thread should have done it."""
+        if self.timeout is None:
+            return
+        if self._dump is None:
+            append = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+            self._dump = os.fdopen(os.dup(2) if self.log is None else os.open(self.log, append), "w")
+        faulthandler.dump_traceback_later(self.timeout + _MUTE_S, exit=True, file=self._dump)
+
+    # ------------------------------------------------------------------------------------------- with the others
+
+    def _compare(self) -> bool:
+        """Show where this rank waits and, on rank 0, look whether all that wait can ever meet."""
+        assert self.store is not None
+        here = self._here()
+        if not here.waits:
+            self._hide()
+            return False
+        if here.guarded and verdict.certain({here.rank: here}, self.world.world_size):
+            return self._decide()
+        shown = (here.waits, here.calls, here.at)
+        if shown != self._shown:
+            self.store.set(f"watchdog/quiet/{self.world.rank}", _dumps(here))
+            self._shown = shown
+        keys = [f"watchdog/quiet/{rank}" for rank in range(self.world.world_size)]
+        if self.world.rank or not self.store.check(keys):
+            self._looks = 0
+            return False
+        places = {one.rank: one for one in map(_loads, self.store.multi_get(keys))}
+        self._looks = self._looks + 1 if verdict.certain(places, self.world.world_size) else 0
+        return self._looks >= _LOOKS and self._decide()
+
+    def _hide(self) -> None:
+        if self._shown is not None and self.store is not None:
+            self.store.delete_key(f"watchdog/quiet/{self.world.rank}")
+        self._shown, self._looks = None, 0
+
+    def _answer(self, here: Place) -> None:
+        assert self.store is not None
+        self.store.set(f"watchdog/place/{self.world.rank}", _dumps(here))
+        if self.log is not None:
+            with open(self.log, "a") as file:
+                print(f"trivet: {here}. All threads:", file=file, flush=True)
+                faulthandler.dump_traceback(file)
+
+    def _gather(self, here: Place) -> dict[int, Place]:
+        """The places of all ranks that answer in time."""
+        if self.store is None:
+            return {here.rank: here}
+        self.store.set("watchdog/asked", "1")
+        self._answer(here)
+        keys = {rank: f"watchdog/place/{rank}" for rank in range(self.world.world_size)}
+        deadline = time.monotonic() + _ANSWER_S
+        while not self.store.check(list(keys.values())) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        there = [key for key in keys.values() if self.store.check([key])]
+        return {one.rank: one for one in map(_loads, self.store.multi_get(there))}
+
+    def _decide(self) -> bool:
+        if self.off:
+            return False
+        places = self._gather(self._here())
+        found = verdict.of(places, self.world.world_size, self.timeout or QUIET_S)
+        speaker = found.rank if found.rank in places else min(places)
+        text = json.dumps([asdict(found), speaker])
+        if self.store is not None:
+            text = self.store.compare_set("watchdog/verdict", "", text).decode()
+        self._end(text)
+        return True
+
+    def _follow(self) -> bool:
+        """Wait for the verdict of the rank that asked; it may have asked for another reason."""
+        assert self.store is not None
+        deadline = time.monotonic() + 2 * _ANSWER_S
+        while time.monotonic() < deadline and not self._stopped.wait(0.1):
+            if self.store.check(["watchdog/verdict"]):
+                self._end(self.store.get("watchdog/verdict").decode())
+                return True
+        self.store.delete_key("watchdog/asked")
+        return False
+
+    def _end(self, text: str) -> None:
+        """Say what was found, on one rank, and end the process of the rank that is to blame; others learn of it."""
+        fields, speaker = json.loads(text)
+        found = Verdict(**fields)
+        failure = failures.Failure(found.rank, found.kind, found.text, _traceback(found), time.time())
+        guard = watch.current()
+        if guard is not None and guard.directory is not None:
+            if self.world.rank in (found.rank, speaker):
+                failures.write(guard.directory, failure)
+        elif self.world.rank == speaker:
+            print(f"{failure.traceback}{failure.error()}", file=sys.stderr, flush=True)
+        if self.store is not None and self.world.rank == speaker:
+            record = [failure.rank, failure.type_name, failure.message, failure.traceback]
+            self.store.compare_set("failed", "", json.dumps(record))
+        if self.world.rank == found.rank:
+            os._exit(1)
+
+
+def _traceback(found: Verdict) -> str:
+    return f"Stack of rank {found.rank} (most recent call last):\n{found.stack}" if found.stack else ""
+
+
+def _dumps(one: Place) -> str:
+    return json.dumps(asdict(one))
+
+
+def _loads(data: bytes) -> Place:
+    return Place(**json.loads(data))

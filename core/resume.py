@@ -41,14 +41,19 @@ class Beginning:
     record: rundir.Record | None = None
     directory: Path | None = None
 
-    def note(self, trainer: Trainer, leaving: ExitStack) -> None:
-        """Note in its directory which run this is; ``leaving`` says when it is over. By one process."""
+    def note(self, trainer: Trainer, leaving: ExitStack, *, alone: bool = False) -> None:
+        """Note in its directory which run this is; ``leaving`` says when it is over. By one process. ``alone``: raise
+        where another process has the directory."""
         if self.directory is None:
             self.record = self.record or rundir.describe(trainer, trainer.module)
-            self.directory = _directory(trainer)
+            where = _directory(trainer)
             self.record.versions = [None if one.earlier() is None else one.version for one in trainer.loggers]
-            self.record.write(self.directory)
-            leaving.enter_context(rundir.held(self.directory))
+            with rundir.written(where):
+                pass
+            if not leaving.enter_context(rundir.held(where)) and alone:
+                raise _is_taken(where, rundir.read(where))
+            self.record.write(where)
+            self.directory = where
 
     def end(self, trainer: Trainer) -> None:
         """Note that training has ended."""
@@ -76,17 +81,18 @@ def begin(trainer: Trainer, job: Job, leaving: ExitStack) -> Beginning:
         raise ConfigurationError(
             "resume='auto', but there is no Checkpoint callback, so there is nothing to go on from."
         )
-    earlier = _earlier(trainer, now, auto) if auto or now.supervisor else None
-    if earlier is None:
-        if auto:
-            _say(f"resume auto: no earlier run of this in {_root(trainer)}, begins afresh")
-        return Beginning(located(trainer, job.ckpt_path), record=now)
+    several = bool(trainer.loggers) and trainer.loggers[0].earlier() is not None  # else `held` decides
+    with rundir.deciding(trainer.local_root_dir if auto and several else None):
+        earlier = _earlier(trainer, now, auto) if auto or now.supervisor else None
+        if earlier is None:
+            beginning = Beginning(located(trainer, job.ckpt_path), record=now)
+            if auto:
+                _say(f"resume auto: no earlier run of this in {_root(trainer)}, begins afresh")
+                beginning.note(trainer, leaving, alone=True)  # now: who asks next finds this run
+            return beginning
     where, record = earlier
     if not leaving.enter_context(rundir.held(where)) and auto:
-        raise ConfigurationError(
-            f"resume='auto': the run in {str(where)!r} goes on in another process (that began as process "
-            f"{record.process}). Wait for it, or give this one another default_root_dir."
-        )
+        raise _is_taken(where, record)
     now = replace(now, began=record.began, versions=record.versions)
     beginning = Beginning(job.ckpt_path, continues=True, record=now, directory=where)
     found = beginning.newest(trainer)
@@ -99,6 +105,14 @@ def begin(trainer: Trainer, job: Job, leaving: ExitStack) -> Beginning:
     go_on(trainer, now.versions, found)
     _say(_told(beginning, found, where))
     return beginning
+
+
+def _is_taken(where: Path, record: rundir.Record | None) -> ConfigurationError:
+    by = "" if record is None else f" (that began as process {record.process} on {record.host or 'some machine'})"
+    return ConfigurationError(
+        f"resume='auto': the run in {str(where)!r} goes on in another process{by}. Wait for it, or give this one "
+        "another default_root_dir."
+    )
 
 
 def go_on(trainer: Trainer, versions: list[int | str | None], found: Found | None) -> None:

@@ -8,7 +8,7 @@ import os
 import socket
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -37,8 +37,9 @@ class Record:
     """What ``run.json`` holds.
 
     ``job``: what is trained, by which a command recognises its earlier runs. ``began``: when, in seconds.
-    ``versions``: of the loggers. ``supervisor``: who starts its processes again, where somebody does; ``process`` and
-    ``fit``: which process of it, and the how manieth fit in there. ``ended``: with which limits and where it ended.
+    ``versions``: of the loggers. ``supervisor``: who starts its processes again, where somebody does; ``process``,
+    ``host`` and ``fit``: which process of it, where, and the how manieth fit in there. ``ended``: with which limits and
+    where it ended.
     """
 
     job: dict[str, Any]
@@ -46,31 +47,39 @@ class Record:
     versions: list[int | str | None] = field(default_factory=list)
     supervisor: str = ""
     process: int = field(default_factory=os.getpid)
+    host: str = field(default_factory=socket.gethostname)
     fit: int = 0
     ended: dict[str, Any] | None = None
 
     def write(self, directory: Path) -> None:
         """Replace ``run.json`` as a whole. Raises CheckpointError with path and reason."""
         temporary = directory / f".{NAME}.{os.getpid()}"
-        try:
-            directory.mkdir(parents=True, exist_ok=True)
+        with written(directory):
             with open(temporary, "w") as file:
                 json.dump(asdict(self), file, indent=1)
                 file.flush()
                 os.fsync(file.fileno())
             temporary.replace(directory / NAME)
-        except OSError as error:
-            raise CheckpointError(
-                f"the directory of this run, {str(directory)!r}, cannot be written: {type(error).__name__}: {error}. "
-                "Give a default_root_dir (or a dirpath of the Checkpoint callback) that can be."
-            ) from error
+
+
+@contextmanager
+def written(directory: Path) -> Iterator[None]:
+    """Make the directory of a run and write into it; an OSError becomes a CheckpointError with path and reason."""
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        yield
+    except OSError as error:
+        raise CheckpointError(
+            f"the directory of this run, {str(directory)!r}, cannot be written: {type(error).__name__}: {error}. "
+            "Give a default_root_dir (or a dirpath of the Checkpoint callback) that can be."
+        ) from error
 
 
 def read(directory: Path) -> Record | None:
     """What a run noted in this directory, None where none did."""
     try:
         values = json.loads((directory / NAME).read_text())
-        return Record(**values)
+        return Record(**{"host": "", **values})
     except FileNotFoundError:
         return None
     except (OSError, ValueError, TypeError) as error:
@@ -128,19 +137,62 @@ def difference(one: Mapping[str, Any], other: Mapping[str, Any], prefix: str = "
 
 @contextmanager
 def held(directory: Path) -> Iterator[bool]:
-    """Say to others that this directory's run is alive, for as long as this lasts; whether nobody else had said so."""
+    """Say to others that this directory's run is alive, for as long as this lasts; whether nobody else had said so.
+
+    The system's lock says it, which ends with the process however that ends. On a file system without locks the process
+    that ``run.json`` names is looked for, on this machine.
+    """
+    with _locked(directory) as free:
+        yield _seems_dead(read(directory)) if free is None else free
+
+
+@contextmanager
+def deciding(directory: Path | None) -> Iterator[None]:
+    """Let one process at a time decide which directory below this one its run has. Waits for the others, though not for
+    long: a run of another kind may have this directory itself."""
+    if directory is None:
+        yield
+        return
+    with written(directory):
+        pass
+    with ExitStack() as leaving:
+        until = time.monotonic() + WAIT_S
+        while leaving.enter_context(_locked(directory)) is False and time.monotonic() < until:
+            leaving.close()
+            time.sleep(0.02)
+        yield
+
+
+WAIT_S = 10.0
+
+
+@contextmanager
+def _locked(directory: Path) -> Iterator[bool | None]:
+    """Whether the directory was free and is locked now; None where nothing can be locked."""
     if fcntl is None:
-        yield True
+        yield None
         return
     handle = os.open(directory, os.O_RDONLY)
     try:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            free = True
+            free: bool | None = True
         except BlockingIOError:
             free = False
-        except OSError:  # a file system without locks
-            free = True
+        except OSError:
+            free = None
         yield free
     finally:
         os.close(handle)
+
+
+def _seems_dead(record: Record | None) -> bool:
+    if record is None or record.host != socket.gethostname() or record.process == os.getpid() or os.name != "posix":
+        return True
+    try:
+        os.kill(record.process, 0)
+    except ProcessLookupError:
+        return True
+    except PermissionError:
+        return False
+    return False

@@ -3,6 +3,9 @@
 import csv
 import fcntl
 import os
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -10,6 +13,7 @@ import scalar
 import torch
 import trivet
 from torch.utils.data import DataLoader
+from trivet import rundir
 from trivet.checkpoint import directory
 from trivet.checkpoint.newest import best, complete, newest
 from trivet.commands import entry
@@ -112,8 +116,74 @@ def test_a_run_that_is_alive_is_left_alone(capsys):
     assert entry.run(flags, prog="trivet")[0] == 2
     os.close(handle)
     told = capsys.readouterr().err
-    assert f"'trivet_runs/version_0' goes on in another process (that began as process {os.getpid()})" in told
+    assert f"'trivet_runs/version_0' goes on in another process (that began as process {os.getpid()} on " in told
     assert fit("--max_epochs", "2").progress.update == 8
+
+
+BOTH = """
+import sys, time, torch, trivet
+from pathlib import Path
+from test_resume_auto import Net
+
+class Waits(Net):
+    def on_train_start(self):
+        while not Path("go").exists():
+            time.sleep(0.02)
+
+Path(f"ready-{sys.argv[1]}").touch()
+while not Path("start").exists():
+    time.sleep(0.005)
+checkpoint = trivet.Checkpoint(every_n_updates=3)
+trainer = trivet.Trainer(accelerator="cpu", devices=1, max_epochs=1, callbacks=[checkpoint], resume="auto",
+    enable_progress_bar=False, logger=sys.argv[2] == "True")
+trainer.fit(Waits())
+"""
+
+
+@pytest.mark.parametrize("logger", [True, False])
+def test_of_two_fresh_ones_at_once_the_second_is_refused(tmp_path, logger):
+    env = os.environ | {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *map(str, sys.path)])}
+    both = [
+        subprocess.Popen([sys.executable, "-c", BOTH, str(n), str(logger)], env=env, stderr=subprocess.PIPE, text=True)
+        for n in range(2)
+    ]
+    wait_for(lambda: all(Path(f"ready-{n}").exists() for n in range(2)))
+    Path("start").touch()
+    wait_for(lambda: any(one.poll() is not None for one in both))
+    Path("go").touch()
+    texts = [one.communicate(timeout=60)[1] for one in both]
+    codes = [one.returncode for one in both]
+    assert sorted(codes) == [0, 1], texts
+    first = both[codes.index(0)]
+    assert f"goes on in another process (that began as process {first.pid} on " in texts[codes.index(1)]
+    assert len(list(Path("trivet_runs").rglob("run.json"))) == 1
+
+
+def wait_for(true, seconds=60.0):
+    end = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def test_without_locks_the_process_that_is_named_is_looked_for(tmp_path, monkeypatch):
+    def no_locks(*args):
+        raise OSError(95, "Operation not supported")
+
+    monkeypatch.setattr(fcntl, "flock", no_locks)
+    with rundir.deciding(tmp_path), rundir.held(tmp_path) as free:
+        assert free
+    rundir.Record({}, process=os.getppid()).write(tmp_path)
+    with rundir.held(tmp_path) as free:
+        assert not free
+    rundir.Record({}, process=os.getppid(), host="another").write(tmp_path)
+    with rundir.held(tmp_path) as free:
+        assert free
+    gone = subprocess.Popen([sys.executable, "-S", "-c", ""])
+    gone.wait()
+    rundir.Record({}, process=gone.pid).write(tmp_path)
+    with rundir.held(tmp_path) as free:
+        assert free
 
 
 def python(*, module, **options):

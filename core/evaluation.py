@@ -55,6 +55,7 @@ def evaluate(run: Run, kind: str, *, limit: int | None = None) -> dict[str, floa
                     take_part = one_batch if samples or not together else borrowed_batch
                     take_part(run, kind, root, batch, index, samples, several)
                     mine += samples
+                    run.evaluated += 1
                 if not mine:
                     metrics.packed.without.append(metrics.suffix)
         metrics.suffix, metrics.defaults = "", EPOCH if kind != "predict" else None
@@ -88,6 +89,8 @@ def one_batch(
     metrics.weight, metrics.defaults = samples, EVALUATION if kind != "predict" else None
     call(getattr(hooks, f"on_{kind}_batch_start"), batch, index, *loader)
     output = root(f"{kind}_step", batch, index, *loader)
+    if run.step_boundary is not None:
+        run.step_boundary()
     call(getattr(hooks, f"on_{kind}_batch_end"), output, batch, index, *loader)
     if kind == "predict" and run.keeps_predictions:
         assert run.loader is not None

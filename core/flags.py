@@ -119,15 +119,15 @@ def warn_of_no_limit(limits: Limits) -> None:
         )
 
 
-def seconds_of(value: Any) -> float | None:
-    """``max_time`` in seconds."""
+def seconds_of(value: Any, name: str = "max_time") -> float | None:
+    """``max_time``, or another argument, in seconds."""
     if value is None:
         return None
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         if value <= 0:
-            raise ConfigurationError(f"max_time={value!r}: expected a positive number of seconds.")
+            raise ConfigurationError(f"{name}={value!r}: expected a positive number of seconds.")
         return float(value)
-    return interval("max_time", value, "seconds", also=("a number of seconds",)).number
+    return interval(name, value, "seconds", also=("a number of seconds",)).number
 
 
 def check_limit(name: str, value: int | float | None) -> int | float:

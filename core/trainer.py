@@ -103,6 +103,8 @@ class Trainer(Running):
         max_restarts: how often a `fit` starts its processes again when one of them fails, from the newest checkpoint.
         min_devices: go on with fewer devices, down to this number, when a process is lost for good; an update keeps its
             samples.
+        timeout: end the run where a rank has not got on for so long, and say where it stands: seconds, ``"10 min"``, or
+            what ``max_time`` may be. Longer than the longest step, batch, hook and save. None for never.
     """
 
     @known_arguments
@@ -113,11 +115,11 @@ class Trainer(Running):
         strategy: str | Strategy | Mapping[str, Any] = "auto",
         devices: int | str | list[int] = "auto",
         num_nodes: int = 1,
-        precision: str | int | Precision | Mapping[str, Any] | None = "fp32",
-        launcher: str | Launcher | Mapping[str, Any] = "auto",
         node_rank: int | None = None,
         main_address: str | None = None,
         main_port: int | None = None,
+        precision: str | int | Precision | Mapping[str, Any] | None = "fp32",
+        launcher: str | Launcher | Mapping[str, Any] = "auto",
         comm_profile: str | None = None,
         plugins: Any = None,
         logger: flags.Loggers = None,
@@ -161,6 +163,7 @@ class Trainer(Running):
         resume: str | None = None,
         max_restarts: int = 0,
         min_devices: int | None = None,
+        timeout: float | str | timedelta | dict[str, int] | None = None,
     ) -> None:
         g = settle({name: value for name, value in locals().items() if name != "self"})
         self.limits, self.val_fraction = flags.limits(**{name: g[name] for name in flags.LIMITS})
@@ -188,28 +191,29 @@ class Trainer(Running):
             **{name: g[name] for name in ("accelerator", "strategy", "precision", "launcher")},
             "devices": devices,
             "num_nodes": num_nodes,
-            "comm_profile": comm_profile,
-            "on_skip": on_skip,
-            "accumulate": None if global_batch_size else accumulate_grad_batches,
             "node_rank": node_rank,
             "main_address": main_address,
             "main_port": main_port,
+            "comm_profile": comm_profile,
+            "on_skip": on_skip,
+            "accumulate": None if global_batch_size else accumulate_grad_batches,
             "global_batch_size": global_batch_size,
             "clip": self.clip,
             "deterministic": bool(g["deterministic"]),
             "returns_weights": return_weights,
         }
         self.resume, self.max_restarts, self.min_devices = resume, max_restarts, min_devices
+        self.timeout = flags.seconds_of(timeout, "timeout")
         world = environments.detect()
         flags.check_going_on(resume, max_restarts, min_devices, world)
         if world is None and (max_restarts or min_devices is not None) and g["launcher"] == "auto":
             self._request["launcher"] = "trivet:local"  # also of a single process, which nobody else starts again
         resolved = self.resolve(None, world)
+        flags.check_nodes(max_restarts, min_devices, bool(resolved.where))
         flags.check_min_devices(min_devices, resolved.plan.devices)
         self.enable_progress_bar, self.enable_checkpointing = g["enable_progress_bar"], g["enable_checkpointing"]
         self.loggers = flags.make_loggers(g["logger"], self.local_root_dir)
         self.callbacks = flags.make_callbacks(
-        flags.check_nodes(max_restarts, min_devices, bool(resolved.where))
             callbacks,
             checkpoint=self.enable_checkpointing,
             progress_bar=self.enable_progress_bar,

@@ -71,7 +71,8 @@ def start(trainer: Trainer, run_dir: Path, job: Job, resolved: Resolved) -> None
     nothing: Any = dict.fromkeys(GIVEN)
     parts = {"trainer": trainer, **given, "job": replace(job, **nothing)}
     assert resolved.launcher is not None
-    resolved.launcher.plugin.launch("trivet.workers:work", parts, resolved.plan, run_dir=run_dir, **resolved.where)
+    where = resolved.where and {**resolved.where, "timeout": trainer.timeout}
+    resolved.launcher.plugin.launch("trivet.workers:work", parts, resolved.plan, run_dir=run_dir, **where)
 
 
 def take_ended(trainer: Trainer, job: Job) -> None:

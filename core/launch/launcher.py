@@ -24,8 +24,8 @@ class Launcher(ABC):
     def offers(self) -> frozenset[str]:
         """Capability names. ``"several_nodes"``: it starts processes on more machines than this one.
         ``"node_by_node"``: called on each machine, it starts that one's processes and connects them with the others.
-        Its ``launch`` takes a further keyword ``node``, an `environment.Node`, which is given where there are several.
-        The first process of each then leaves the result.
+        Where there are several, its ``launch`` is given two more keywords: ``node``, an `environment.Node`, and
+        ``timeout``, in how many seconds all have to end when one is lost. The first process of each leaves the result.
         """
         return frozenset()
 

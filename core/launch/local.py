@@ -58,10 +58,19 @@ class Local(Launcher):
         return frozenset({"node_by_node"})
 
     def launch(
-        self, function: str, parts: Mapping[str, Any], plan: Plan, *, run_dir: Path, node: Node | None = None
+        self,
+        function: str,
+        parts: Mapping[str, Any],
+        plan: Plan,
+        *,
+        run_dir: Path,
+        node: Node | None = None,
+        timeout: float | None = None,
     ) -> None:
-        profile = plan.comm_profile
-        launch(function, parts, plan.devices, run_dir=run_dir, comm_profile=profile, node=node, wait_s=self.wait_s)
+        launch(
+            function, parts, plan.devices, run_dir=run_dir, comm_profile=plan.comm_profile, node=node,
+            wait_s=self.wait_s, timeout=timeout,
+        )  # fmt: skip
 
 
 def launch(
@@ -73,12 +82,13 @@ def launch(
     comm_profile: str | None = None,
     node: Node | None = None,
     wait_s: float = 300.0,
+    timeout: float | None = None,
 ) -> None:
     """Run ``function`` in ``devices`` new processes on this machine and return when all have ended.
 
     ``function`` (``"package.module:name"``) is called in each as ``function(parts, world, run_dir)``; the first of them
     leaves in ``run_dir``, an existing directory of the caller, what it has to return. ``node`` says which machine this
-    is, where each of several does the same. Needs no main guard. Called on the main thread, SIGINT asks the workers to
+    is, where each of several does the same; ``timeout`` within how many seconds all end when one is lost. Needs no main guard. Called on the main thread, SIGINT asks the workers to
     stop and a second one kills them; so do SIGTERM and, under SLURM, SIGUSR1. Raises LaunchError where something in
     ``parts`` cannot be handed over or a node does not come, RankFailed for the rank that failed first; where the
     workers stopped on request, KeyboardInterrupt after SIGINT and Terminated after the others.
@@ -86,7 +96,7 @@ def launch(
     data = payload.dumps(parts)
     directory = Path(tempfile.mkdtemp(prefix="trivet-"))  # readable by this user alone
     node = node or Node(0, 1, "127.0.0.1:0")
-    started = _Launch(directory, devices, node, wait_s)
+    started = _Launch(directory, devices, node, wait_s, timeout)
     try:
         (directory / "payload").write_bytes(data)
         del data
@@ -125,8 +135,9 @@ def loopback() -> dict[str, str]:
 class _Launch:
     """One launch. The agent has a thread of its own: it blocks, and on the main thread it would take the signals."""
 
-    def __init__(self, directory: Path, devices: int, node: Node, wait_s: float) -> None:
-        self.directory, self.devices, self.node, self.wait_s = directory, devices, node, wait_s
+    def __init__(self, directory: Path, devices: int, node: Node, wait_s: float, timeout: float | None) -> None:
+        self.directory, self.devices, self.node = directory, devices, node
+        self.wait_s, self.timeout = wait_s, timeout
         self.ranks = range(node.rank * devices, (node.rank + 1) * devices)  # those of this machine
         self.number = next(_launches)
         self.meeting: Meeting | None = None
@@ -247,9 +258,10 @@ class _Launch:
         self.meeting = meeting
         if meeting.num_nodes > 1:
             own, name = self.node.rank, nodes.address_towards(*self.node.endpoint)
-            store = meeting.another_client("news")
-            self.news = nodes.News(store, own, meeting.num_nodes, self.devices, tells=own == 0, name=name)
-            self.news.start()
+            self.news = nodes.News(
+                meeting.another_client("news"), own, meeting.num_nodes, self.devices, tells=own == 0, name=name,
+                timeout=self.timeout,
+            ).start()  # fmt: skip
 
     def _pass_on(self, news: News, *, silent: bool) -> None:
         """Tell the other nodes what happened here, and our workers what happened there.

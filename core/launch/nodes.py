@@ -12,6 +12,7 @@ import time
 from typing import TYPE_CHECKING
 
 from ..errors import RankFailed
+from . import watch
 
 if TYPE_CHECKING:
     from torch.distributed import Store  # type: ignore[attr-defined]
@@ -22,6 +23,7 @@ LOST = "NodeLost"
 LOST_S = 60.0
 """How long nothing is heard of a machine until it counts as lost, where no shorter time-out was asked for."""
 
+_END_S = watch.GRACE_S + 5.0  # how long after that the ranks of the others may still need to end
 _PERIOD_S = 0.5
 _STOP_S = 3.0
 
@@ -31,7 +33,7 @@ class News:
 
     A thread, since a store whose connection is cut answers never, and says nothing of it. ``store`` is a client that
     nobody else uses. ``devices`` counts the processes of a node; ``name`` is what the others call this one. One of node
-    0's ``tells`` of nodes that are lost.
+    0's ``tells`` of nodes that are lost. ``timeout``: within how many seconds the run is to end after that.
     """
 
     def __init__(
@@ -43,13 +45,13 @@ class News:
         *,
         tells: bool,
         name: str = "",
-        limit_s: float = LOST_S,
+        timeout: float | None = None,
     ) -> None:
         self.failed: RankFailed | None = None  # the first that was posted, of any rank
         self.asked = 0  # which signal asked the run to stop
         self.alone = num_nodes == 1  # whether all other nodes have left; known on node 0
         self._store, self._own, self._devices, self._name = store, node_rank, devices, name
-        self._tells, self._limit_s = tells, limit_s
+        self._tells, self._limit_s = tells, lost_after(timeout)
         self._answered = time.monotonic()
         self._beats = [0] * num_nodes
         self._names = [""] * num_nodes
@@ -69,7 +71,7 @@ class News:
         Python ends aborts the process."""
         self._stopped.set()
         self._wake.set()
-        self._thread.join(_STOP_S)
+        self._thread.join(0.0 if self.lost() is not None and not self._tells else _STOP_S)  # it may hear nothing more
 
     def post(self, failure: RankFailed) -> None:
         """Tell the others that a rank of this node failed; of all that are told, the first one counts."""
@@ -155,6 +157,11 @@ class News:
         for node, beats in zip(begun, store.multi_get([f"beat/{node}" for node in begun]), strict=True):
             if int(beats) != self._beats[node] or node == self._own:
                 self._beats[node], self._heard[node] = int(beats), self._answered
+
+
+def lost_after(timeout: float | None) -> float:
+    """After how many seconds of silence a node is lost, for all to have ended within the time-out."""
+    return LOST_S if timeout is None else min(LOST_S, max(timeout - _END_S, timeout / 3))
 
 
 def address_towards(host: str, port: int) -> str:

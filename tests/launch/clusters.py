@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import socket
 import stat
+import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 
 TRAIN = """
 import os, signal, time
@@ -36,9 +40,14 @@ class Net(trivet.Module):
             self.waits = True
         if self.waits:
             time.sleep(0.5)  # the other rank hears of it through the store
+        if "SLOW" in os.environ:
+            Path(os.environ["OUT"] + "-begun").touch()
+            time.sleep(float(os.environ["SLOW"]))
     def on_train_end(self):
+        state = self.layer.state_dict()
+        whole = {name: getattr(value, "full_tensor", lambda: value)() for name, value in state.items()}
         if self.trainer.is_global_zero:
-            torch.save(self.layer.state_dict(), os.environ["OUT"])
+            torch.save(whole, os.environ["OUT"])
 
 class Data(trivet.DataModule):
     def train_dataloader(self):
@@ -50,6 +59,26 @@ if __name__ == "__main__":
 """
 COMMAND = ("fit", "--accelerator", "cpu", "--global_batch_size", "4", "--max_epochs", "2", "--precision", "fp64",
            "--enable_progress_bar", "false")  # fmt: skip
+
+
+@functools.cache
+def one_process() -> dict[str, torch.Tensor]:
+    """The weights that one process trains by `COMMAND`: what two have to train, whoever started them."""
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, "net.py").write_text(TRAIN)
+        environ = {**os.environ, "OUT": str(Path(folder, "trained.pt"))}
+        subprocess.run([sys.executable, "net.py", *COMMAND], cwd=folder, env=environ, check=True)
+        trained: dict[str, torch.Tensor] = torch.load(Path(folder, "trained.pt"))
+    return trained
+
+
+def trains_as_one_process(found: Path | dict[str, torch.Tensor]) -> None:
+    """The check of every launcher: the same global batches leave the same parameters."""
+    found = torch.load(found) if isinstance(found, Path) else found
+    expected = one_process()
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        torch.testing.assert_close(found[name], value, rtol=0, atol=1e-6)
 
 
 @pytest.fixture

@@ -73,7 +73,7 @@ def fit(name, how=None, **options):
         found["trace"] = error.traceback
         found["seconds"] = time.time() - float((OUT / "failed").read_text())
     found["updates"] = trainer.progress.update
-    found["weights"] = module.layer.weight.tolist()
+    found["weights"], found["bias"] = module.layer.weight.tolist(), module.layer.bias.tolist()
     time.sleep(1.0)
     ids = [pid for file in OUT.glob("pid-*") for pid in file.read_text().split()]
     found["alive"] = [pid for pid in ids if runs(pid)]
@@ -91,7 +91,6 @@ def main():
     ray.init(address=cluster.address, log_to_driver=False)
     two = {"strategy": "ddp", "devices": 2, "launcher": "ray"}
     found = {
-        "single": fit("single", devices=1),
         "two": fit("two", **two),
         "nodes": fit("nodes", strategy="ddp", devices=1, num_nodes=2, launcher="ray"),
     }

@@ -232,9 +232,9 @@ def variables(monkeypatch):
         (
             SAGEMAKER,
             {"launcher": "ray"},
-            r"\(sagemaker\) and launcher 'ray' .*: it started one process on each of 2 nodes, and this launcher would not "
-            r"connect those of this node with the others\. Use --launcher local, or let it start `torchrun --nnodes 2 "
-            r"--node-rank 1 --nproc-per-node 8 --master-addr algo-1 --master-port 26912 \.\.\.`",
+            r"\(sagemaker\) and launcher 'ray' .*: it started one process on each of 2 nodes, and this launcher would "
+            r"not connect those of this node with the others\. Use --launcher local, or let it start `torchrun "
+            r"--nnodes 2 --node-rank 1 --nproc-per-node 8 --master-addr algo-1 --master-port 26912 \.\.\.`",
         ),
         (SAGEMAKER, {"node_rank": 0}, r"--node_rank 0 and the environment \(sagemaker\): it says that node_rank is 1"),
         (SAGEMAKER, {"main_address": "a"}, r"--main_address a and .*: it says that main_address is algo-1"),

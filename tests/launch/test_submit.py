@@ -11,9 +11,8 @@ import types
 from typing import Any
 
 import pytest
-import torch
 import yaml
-from clusters import COMMAND, TRAIN, free_port
+from clusters import COMMAND, TRAIN, free_port, trains_as_one_process
 from clusters import stub as stub
 from trivet.commands import entry
 from trivet.errors import ConfigurationError
@@ -87,22 +86,7 @@ exit "$code"
 """
 
 
-@pytest.fixture(scope="module")
-def expected(tmp_path_factory) -> dict[str, torch.Tensor]:
-    """The weights that one process trains."""
-    folder = tmp_path_factory.mktemp("reference")
-    (folder / "train.py").write_text(TRAIN)
-    environ = {**os.environ, "OUT": str(folder / "trained.pt")}
-    subprocess.run([sys.executable, "train.py", *COMMAND], cwd=folder, env=environ, check=True)
-    return torch.load(folder / "trained.pt")
-
-
-def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> None:
-    for name, value in one.items():
-        torch.testing.assert_close(value, other[name], rtol=0, atol=1e-6)
-
-
-def test_the_script_trains_is_signalled_requeued_and_goes_on(tmp_path, capsys, monkeypatch, stub, expected):
+def test_the_script_trains_is_signalled_requeued_and_goes_on(tmp_path, capsys, monkeypatch, stub):
     """Under a stub of srun that starts two real processes, on two nodes by its variables."""
     (tmp_path / "train.py").write_text(TRAIN)
     stub("srun", SRUN)
@@ -125,7 +109,7 @@ def test_the_script_trains_is_signalled_requeued_and_goes_on(tmp_path, capsys, m
     assert "has ended" not in second.stderr
     assert "update=" in second.stderr  # the checkpoint that it went on from
     assert (tmp_path / "requeued").read_text().count("requeue") == 1
-    same(torch.load(tmp_path / "trained.pt"), expected)
+    trains_as_one_process(tmp_path / "trained.pt")
 
 
 # ----------------------------------------------------------------------------------------------------------- Kubernetes
@@ -163,7 +147,7 @@ def test_the_trainjob_is_valid_and_holds_everything(capsys):
     }
 
 
-def test_the_pods_of_a_trainjob_train_alike(tmp_path, capsys, monkeypatch, expected):
+def test_the_pods_of_a_trainjob_train_alike(tmp_path, capsys, monkeypatch):
     """Two pods' worth of torchrun, with the variables that the operator sets from the manifest."""
     (tmp_path / "train.py").write_text(TRAIN)
     monkeypatch.setattr(sys, "argv", ["train.py"])
@@ -183,7 +167,7 @@ def test_the_pods_of_a_trainjob_train_alike(tmp_path, capsys, monkeypatch, expec
         pods.append(subprocess.Popen(words, cwd=tmp_path, env=environ, stderr=subprocess.PIPE, text=True))
     errors = [pod.communicate(timeout=120)[1] for pod in pods]
     assert [pod.returncode for pod in pods] == [0, 0], errors
-    same(torch.load(tmp_path / "trained.pt"), expected)
+    trains_as_one_process(tmp_path / "trained.pt")
 
 
 def test_the_pytorchjob(capsys):

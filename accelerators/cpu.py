@@ -21,7 +21,7 @@ class CPU(Accelerator):
     @property
     def offers(self) -> frozenset[str]:
         dtypes = {"dtype:float32", "dtype:float64", "dtype:bfloat16", "dtype:float16"}
-        offered = dtypes | {"autocast:bfloat16", "autocast:float16", "float8", "shared_devices"}
+        offered = dtypes | {"autocast:bfloat16", "autocast:float16", "float8", "native_kernels", "shared_devices"}
         if torch.distributed.is_available() and torch.distributed.is_gloo_available():
             offered.add("collectives")
         return frozenset(offered)

@@ -33,7 +33,8 @@ class CUDA(Accelerator):
     @property
     def offers(self) -> frozenset[str]:
         dtypes = {"dtype:float32", "dtype:float64", "dtype:bfloat16", "dtype:float16"}
-        offered = dtypes | {"autocast:bfloat16", "autocast:float16", "float8", "device_ids", "kernels:cuda"}
+        offered = dtypes | {"autocast:bfloat16", "autocast:float16", "float8"}
+        offered |= {"device_ids", "native_kernels", "kernels:cuda"}
         # A PyTorch without CUDA has no NCCL either; that is one reason for a refusal, not two.
         if not torch.backends.cuda.is_built() or (  # type: ignore[no-untyped-call]
             torch.distributed.is_available() and torch.distributed.is_nccl_available()

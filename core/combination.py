@@ -54,7 +54,8 @@ KNOWN = {
             "autocast:float16",
             "float8",  # tensors in float8, and products of them, emulated or not
             "collectives:float8",  # its backend sends float8
-            "kernels:cuda",  # runs what is written in CUDA, which libraries bring
+            "native_kernels",  # runs operators that libraries bring compiled
+            "kernels:cuda",  # among them those that are written in CUDA alone
         }
     ),
     "precision": frozenset[str](),

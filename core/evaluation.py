@@ -6,7 +6,8 @@ size``. Where a forward is a collective, a rank whose batches have ended takes p
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import warnings
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import islice
 from typing import Any
@@ -16,8 +17,9 @@ from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor, nn
 
 from .data.joint import joint
+from .errors import STOPS
 from .hooks import call
-from .metrics import EPOCH, EVALUATION
+from .metrics import EPOCH, EVALUATION, Metrics
 from .module import Module
 from .rows import log_row
 from .run import VALIDATION, Run
@@ -34,7 +36,8 @@ def evaluate(run: Run, kind: str, *, limit: int | None = None) -> dict[str, floa
     hooks, metrics, trainer, strategy = run.hooks, run.metrics_of(kind), run.trainer, run.engine.strategy
     before, trainer.stage = trainer.stage, STAGES[kind] if limit is None else "sanity_check"
     run.metrics, metrics.defaults = metrics, EPOCH if kind != "predict" else None
-    if before == "fit" and limit is None:
+    breaking = Breaking(run) if before == "fit" and limit is None else None
+    if breaking is not None:
         call(hooks.on_validation_model_zero_grad)
     with modes(run.module, kind):
         call(getattr(hooks, f"on_{kind}_start"))
@@ -49,7 +52,9 @@ def evaluate(run: Run, kind: str, *, limit: int | None = None) -> dict[str, floa
                 metrics.suffix = f"/dataloader_idx_{number}" if several else ""
                 run.loader, mine = data, 0.0
                 batches: Iterable[tuple[Any, int, float]] = islice(data, limit)
-                if together:
+                if breaking is not None:
+                    batches = breaking.until_asked(batches, together=together)
+                elif together:
                     batches = joint(batches, run.world, run.group.device)
                 for batch, index, samples in batches:
                     take_part = one_batch if samples or not together else borrowed_batch
@@ -58,6 +63,9 @@ def evaluate(run: Run, kind: str, *, limit: int | None = None) -> dict[str, floa
                     run.evaluated += 1
                 if not mine:
                     metrics.packed.without.append(metrics.suffix)
+        if breaking is not None and breaking.broken(together=together):
+            break_off(run, metrics, breaking.updates)
+            raise run.stop.reason(run.progress.update)
         metrics.suffix, metrics.defaults = "", EPOCH if kind != "predict" else None
         if table := getattr(hooks, f"on_{kind}_epoch_end"):
             metrics.epoch_row(reset=False)  # a collective: what they find in trainer.callback_metrics
@@ -76,6 +84,70 @@ def evaluate(run: Run, kind: str, *, limit: int | None = None) -> dict[str, floa
             metrics.clear()
     run.metrics, trainer.stage, run.loader = run.train_metrics, before, None
     return row
+
+
+class Breaking:
+    """Breaks a validation within a fit off, on all ranks, where a signal asks the run to end."""
+
+    def __init__(self, run: Run) -> None:
+        self.run, self.batches, self._broken = run, 0, False
+        run.validations += 1
+        self.updates = {path: metric.update_count for path, metric in _stateful(run).items()}
+
+    def until_asked(self, batches: Iterable[Any], *, together: bool) -> Iterable[Any]:
+        """The batches of a loader, until all ranks know that they end."""
+        run = self.run
+        if self._broken:
+            return ()
+        if together:
+            return joint(batches, run.world, run.group.device, lambda: run.stop.requested, self._follow)
+        return self._alone(batches)
+
+    def _alone(self, batches: Iterable[Any]) -> Iterator[Any]:
+        run = self.run
+        for item in batches:
+            if run.stop.requested and run.stop.agree_within(run.validations, self.batches, run.group):
+                self._broken = True
+                return
+            self.batches += 1
+            yield item
+
+    def _follow(self, signal: int) -> None:
+        self._broken, self.run.stop.requested = True, signal
+
+    def broken(self, *, together: bool) -> bool:
+        """Whether it was broken off, alike on all ranks. All ranks call it."""
+        if not together:
+            self._broken = self.run.stop.leave_together(self.run.validations, self._broken, self.run.group)
+        return self._broken
+
+
+def break_off(run: Run, metrics: Metrics, updates: Mapping[str, int]) -> None:
+    """Forget what a validation recorded: it was never begun, and a run that goes on from here begins it anew.
+
+    ``updates``: how many each metric object had when it began."""
+    values = dict(metrics.values)
+    metrics.clear()
+    metrics.values.update(values)  # of the validation before
+    for one in metrics.object_slots.values():
+        if one.used:
+            one.metric.reset()
+            one.used = one.touched = False
+    for path, metric in _stateful(run).items():
+        if not updates[path]:
+            metric.reset()
+        elif metric.update_count != updates[path]:
+            warnings.warn(
+                f"the validation that was broken off has updated the metric {path!r}, which training uses too: a run "
+                "that goes on from here counts these batches twice. Use a metric of its own in each.",
+                stacklevel=2,
+            )
+    run.metrics, run.trainer.stage, run.loader = run.train_metrics, "fit", None
+    metrics.suffix, metrics.defaults = "", None
+
+
+def _stateful(run: Run) -> dict[str, Any]:
+    return {} if run.train_metrics.objects is None else run.train_metrics.objects.stateful
 
 
 def one_batch(
@@ -116,7 +188,12 @@ def modes(module: Module, kind: str) -> Iterator[None]:
     """Evaluation mode, and afterwards each submodule's own, unless the module overrides how it goes back."""
     before = {part: part.training for part in module.modules()}
     getattr(module, f"on_{kind}_model_eval")()
-    yield
+    try:
+        yield
+    except STOPS:  # broken off: it was never begun
+        for part, training in before.items():
+            part.training = training
+        raise
     name = f"on_{kind}_model_train"
     if kind != "predict" and getattr(type(module), name) is not getattr(Module, name):
         getattr(module, name)()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from .loggers.logger import writing
+
 if TYPE_CHECKING:
     from .run import Run
 
@@ -17,4 +19,5 @@ def log_row(run: Run, row: dict[str, float]) -> None:
     run.trainer.logged_metrics.update(row)
     if row and run.world.rank == 0:
         for logger in run.trainer.loggers:
-            logger.log_metrics({**row, "epoch": float(run.progress.epoch)}, step=run.progress.update)
+            with writing(logger):
+                logger.log_metrics({**row, "epoch": float(run.progress.epoch)}, step=run.progress.update)

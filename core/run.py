@@ -107,6 +107,7 @@ class Run:
     reload: Callable[[], None] | None = None  # at the begin of an epoch; see ``reload_dataloaders_every_n_epochs``
     validated_at: float = 0.0  # by the clock, where validation goes by it
     logged_at: int = -1  # the update of the newest row of steps
+    validations: int = 0  # begun since the start of this process, the same on all ranks
     boundaries: int = 0  # update boundaries since the start of this process, the same on all ranks
     background: Background = field(init=False)
 

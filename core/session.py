@@ -28,6 +28,7 @@ from .launch import profiles
 from .launch.group import Group
 from .launch.signals import Stop
 from .launch.world import World
+from .loggers.logger import writing
 from .module import Module
 from .predictions import keeps_predictions
 from .resume import Beginning
@@ -337,7 +338,8 @@ def start_logging(run: Run) -> None:
     if run.world.rank == 0:
         for logger in run.trainer.loggers:
             if run.module.logs_hparams:
-                logger.log_hyperparams(capture.plain_hparams(run.module.hparams.__dict__))
+                with writing(logger):
+                    logger.log_hyperparams(capture.plain_hparams(run.module.hparams.__dict__))
             if not run.engine.strategy.joint_forward:  # the graph is found by calling the module, here alone
                 logger.log_graph(run.module)
 
@@ -345,7 +347,8 @@ def start_logging(run: Run) -> None:
 def finish_logging(trainer: Trainer, status: str) -> None:
     if trainer.is_global_zero:
         for logger in trainer.loggers:
-            logger.finalize(status)
+            with writing(logger):
+                logger.finalize(status)
 
 
 def by_loader(metrics: Mapping[str, float]) -> list[dict[str, float]]:

@@ -109,6 +109,7 @@ class Checkpoint(Keeping):
         self._training = False
         self._saves_at_epoch_end = True
         self._pending = False  # a save waits for the validation of this boundary
+        self._owed = False  # and did so in the run that is resumed, which ended before or within that validation
         self._from_validation: set[str] = set()  # metrics that only a validation renews
         self._before_validation: dict[str, float] = {}
         self._validated = -1  # boundaries are numbered by updates tried
@@ -145,10 +146,12 @@ class Checkpoint(Keeping):
 
     def state_dict(self) -> dict[str, Any]:
         dropped = [*self._dropped, *self._leaving]  # by whoever goes on from here, if a kill comes first
-        return {"dirpath": self._where, **self._kept.state_dict(), "dropped": dropped}
+        return {"dirpath": self._where, **self._kept.state_dict(), "dropped": dropped, "pending": self._pending}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._where, self._dropped = state["dirpath"], list(state.get("dropped", ()))
+        if not self._training:
+            self._owed = bool(state.get("pending"))
         self._kept.load_state_dict(state)
 
     # ------------------------------------------------------------------------------------------------------- hooks
@@ -165,7 +168,8 @@ class Checkpoint(Keeping):
         self._where = where
         for path in gone:
             self._kept.forget(path)
-        self._training, self._pending, self._validated, self._saved = True, False, -1, -1
+        self._training, self._validated, self._saved = True, -1, -1
+        self._pending, self._owed = self._owed and boundary_of(trainer) > 0, False
         self._dropped, self._flying, self._unpointed = left, None, None
         self._from_validation |= set(trainer.callback_metrics)  # the last validation's, of the run that is resumed
         boundary = boundary_of(trainer)
@@ -220,7 +224,8 @@ class Checkpoint(Keeping):
         self._land_alone(trainer)
         terminated = isinstance(exception, Terminated) and trainer.checkpoint_callback is self
         agreed_stop = trainer.world_size == 1 or isinstance(exception, STOPS)
-        if not ((self.save_on_exception or terminated) and agreed_stop and trainer.at_boundary and self._training):
+        training, self._training = self._training, False
+        if not ((self.save_on_exception or terminated) and agreed_stop and trainer.at_boundary and training):
             return
         if isinstance(exception, CheckpointError):
             return

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .. import rundir
 from ..callbacks.callback import Callback
 from ..errors import ConfigurationError
 
@@ -33,7 +34,8 @@ class SaveConfig(Callback):
             path = Path(trainer.log_dir) / CONFIG
             known = path.parent.glob(f"{path.stem}*{path.suffix}") if trainer.continues else ()
             if not any(one.read_text(encoding="utf-8") == self.text for one in known):
-                write_new(path, self.text)
+                with rundir.written(path.parent):
+                    write_new(path, self.text)
 
 
 def write_new(path: Path, text: str) -> Path:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from copy import copy
 from typing import Any
 
@@ -13,15 +13,23 @@ from ..launch.world import World
 
 # what a rank says before each turn
 NOTHING, ENDED, BATCH = 0, 1, 2
+STATES = 4
 
 
 def joint(
-    batches: Iterable[tuple[Any, int, float]], world: World, device: torch.device | None
+    batches: Iterable[tuple[Any, int, float]],
+    world: World,
+    device: torch.device | None,
+    stopping: Callable[[], int] = lambda: 0,
+    stopped: Callable[[int], object] = lambda signal: None,
 ) -> Iterator[tuple[Any, int, float]]:
     """``(batch, batch_idx, samples)`` on all ranks until the last of them has no more; borrowed ones have 0 samples.
 
     A rank borrows its own last batch, and where it never had one a batch that another rank sends. Before each turn one
     collective of a number per rank, which is read on the host.
+
+    ``stopping`` gives the number of a signal that asks to break off, or 0; with any all end before the same turn, and
+    ``stopped`` is called with the lowest rank's.
     """
     mine: tuple[Any, int] | None = None
     stream = iter(batches)
@@ -29,9 +37,12 @@ def joint(
         item = next(stream, None)
         state = BATCH if item is not None else NOTHING if mine is None else ENDED
         states = torch.zeros(world.world_size, dtype=torch.int64, device=device)
-        states[world.rank] = state
+        states[world.rank] = state + STATES * stopping()
         dist.all_reduce(states)  # all ranks
         everyone = states.tolist()
+        if signal := next(filter(None, (value // STATES for value in everyone)), 0):
+            stopped(signal)
+            return
         if BATCH not in everyone:
             return
         if NOTHING in everyone:

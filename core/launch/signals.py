@@ -102,7 +102,7 @@ class Stop:
         self._worker, self._active = world.source != "single", active
         self._hard = self._forwarded = False
         self._since = 0.0
-        self._announced = False
+        self._announced: set[str] = set()
         self._previous: dict[int, Any] = {}
 
     def __enter__(self) -> Stop:
@@ -165,18 +165,43 @@ class Stop:
         collective; waits for the device, since a host that runs ahead could pass the boundary. Afterwards the request
         is rank 0's on all ranks, since what follows differs by signal.
         """
+        return self._agree("stop", update, group)
+
+    def agree_within(self, evaluation: int, batch: int, group: Group) -> bool:
+        """Whether this rank breaks off a validation now, the how manieth says ``evaluation``. Asked before each of its
+        batches while ``requested`` is set.
+
+        As `agree`, so that ranks whose steps meet in collectives of the user's end before the same batch. Those that
+        don't meet may end apart; see `leave_together`.
+        """
+        return self._agree(f"stop/{evaluation}", batch, group)
+
+    def leave_together(self, evaluation: int, broken: bool, group: Group) -> bool:
+        """Whether any rank broke the validation off, and so all do. All ranks call it, when each has no batch left or
+        broke off. Goes through the store."""
+        if group.store is not None and group.world.world_size > 1:
+            self._announce(f"stop/{evaluation}", group)  # a rank that has no batch left agrees to any
+            numbers = [int(text) for text in group.exchange("validated", str(self.requested if broken else 0), 1800.0)]
+            number = next(filter(None, numbers), 0)
+            broken, self.requested = bool(number), number or self.requested
+        return broken
+
+    def _agree(self, name: str, number: int, group: Group) -> bool:
         if group.store is None or group.world.world_size == 1:
             return True
         group.synchronize()
         store = group.store
-        if not self._announced:
-            self._announced = True
-            store.add("stop/seen", 1)
-        if store.check(["stop/at"]):
-            at, number = map(int, store.get("stop/at").split())
-            if update >= at:
-                self.requested = number
-            return update >= at
-        if group.world.rank == 0 and store.add("stop/seen", 0) == group.world.world_size:
-            store.set("stop/at", f"{update + 1} {self.requested}")
+        self._announce(name, group)
+        if store.check([f"{name}/at"]):
+            at, asked = map(int, store.get(f"{name}/at").split())
+            if number >= at:
+                self.requested = asked
+            return number >= at
+        if group.world.rank == 0 and store.add(f"{name}/seen", 0) == group.world.world_size:
+            store.set(f"{name}/at", f"{number + 1} {self.requested}")
         return False
+
+    def _announce(self, name: str, group: Group) -> None:
+        if name not in self._announced and group.store is not None:
+            self._announced.add(name)
+            group.store.add(f"{name}/seen", 1)

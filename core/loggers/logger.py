@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from typing import Any, ClassVar
+
+from ..errors import TrivetError
 
 
 class Logger(ABC):
@@ -76,6 +79,23 @@ class Logger(ABC):
     def finalize(self, status: str) -> None:
         """The run has ended, with ``status`` ``"success"``, ``"failed"`` or ``"interrupted"``. Close what is open."""
         self.save()
+
+
+@contextmanager
+def writing(logger: Logger) -> Iterator[None]:
+    """A full disk, a directory that cannot be written: a TrivetError that says which logger, where and why."""
+    try:
+        yield
+    except OSError as error:
+        where = error.filename
+        if where is None:  # a write to an open file does not know its name
+            with suppress(OSError):
+                where = logger.log_dir
+        at = f" in {str(where)!r}" if where else ""
+        raise TrivetError(
+            f"{type(logger).__name__} cannot write{at}: {type(error).__name__}: {error}. Make room there, give a "
+            "default_root_dir (or the logger's save_dir) that can be written, or train without: Trainer(logger=False)."
+        ) from error
 
 
 class Nothing:

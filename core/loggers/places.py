@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from .logger import Logger
+from .logger import Logger, writing
 
 HPARAMS = "hparams.yaml"
 
@@ -39,7 +39,8 @@ class FileLogger(Logger):
     def version(self) -> int | str:
         """The version; where none was given, the next free one is claimed by creating its directory."""
         if self._version is None:
-            self._version, self._claimed = claim_version(Path(self.root_dir)), True
+            with writing(self):
+                self._version, self._claimed = claim_version(Path(self.root_dir)), True
         return self._version
 
     @property

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import math
+import os
 import pickle
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +12,19 @@ from typing import Any
 
 import pytest
 import yaml  # type: ignore[import-untyped]
+from scalar import Scalar, loader, trainer
+from trivet.errors import TrivetError
 from trivet.loggers.csv import CSVLogger
+
+
+class Logs(Scalar):
+    def __init__(self, kind: str = "one") -> None:
+        super().__init__()
+        self.save_hyperparameters()
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        self.log("loss", 1.0)
+        return super().training_step(batch, batch_idx)
 
 
 class Made(list[CSVLogger]):
@@ -123,3 +136,20 @@ def test_hyperparameters_of_any_kind_are_written(make: Made, tmp_path: Path, val
     logger = make(tmp_path)
     logger.log_hyperparams({"value": value})
     assert yaml.safe_load(Path(logger.log_dir, "hparams.yaml").read_text()) == {"value": written}
+
+
+@pytest.mark.parametrize("name", ["metrics.csv", f".hparams.yaml.{os.getpid()}"])
+def test_a_full_disk_is_told_with_path_and_reason(name: str, make: Made, tmp_path: Path) -> None:
+    """At the first file that a run opens, and at the one beside it."""
+    logger = make(tmp_path, version=0)
+    Path(logger.log_dir).mkdir()
+    Path(logger.log_dir, name).symlink_to("/dev/full")
+    message = rf"CSVLogger cannot write in '{logger.log_dir}': OSError: .*No space left.* Trainer\(logger=False\)"
+    with pytest.raises(TrivetError, match=message):
+        trainer(logger=logger, max_steps=2, log_every_n_steps=1).fit(Logs(), loader(4))
+
+
+def test_a_directory_that_cannot_be_made_is_told_with_path_and_reason(make: Made, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(TrivetError, match=rf"CSVLogger cannot write in '{tmp_path}/file.*Not a directory"):
+        trainer(logger=make(tmp_path / "file" / "runs"), max_steps=2).fit(Logs(), loader(4))

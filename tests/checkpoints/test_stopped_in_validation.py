@@ -1,0 +1,30 @@
+"""SIGTERM within a validation: all ranks end soon, and the run that goes on is the one that never stopped."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from stopped_runs import BATCHES, stopped
+from trivet.testing.checks import same
+from trivet.testing.pool import Pools
+
+
+@pytest.mark.parametrize("interval", [1.0, 3], ids=["at an epoch's end", "within an epoch"])
+@pytest.mark.parametrize(("strategy", "world_size"), [("single", 1), ("ddp", 2), ("fsdp", 2)])
+def test_a_signal_within_a_validation(
+    strategy: str, world_size: int, interval: Any, trivet_pools: Pools, tmp_path: Path
+) -> None:
+    ranks = trivet_pools[world_size].run(stopped, (strategy, interval), tmp_path)
+    for whole, first, rest in ranks:
+        assert first["ended"][0] == signal.SIGTERM
+        assert first["ended"] == ranks[0][1]["ended"]
+        assert first["seen"] < BATCHES
+        assert len(first["values"]) == 1  # of the first validation; the second has no result
+        assert all(first["training"])
+        same(first["losses"] + rest["losses"], whole["losses"], "losses")
+        same(first["values"] + rest["values"], whole["values"], "validations")
+        for what in ("weights", "progress", "best", "metrics"):
+            same(rest[what], whole[what], what)

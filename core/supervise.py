@@ -11,6 +11,7 @@ from . import resume
 from .capabilities import Resolved
 from .checkpoint.newest import Found
 from .errors import ConfigurationError, RankFailed, TrivetError
+from .launch import output
 
 if TYPE_CHECKING:
     from .job import Job
@@ -123,6 +124,8 @@ class Supervisor:
             print(error.traceback.rstrip(), file=sys.stderr)
         text = f"trivet: attempt {self.attempt - 1}: {error}. Attempt {self.attempt}: {change}, {where}"
         print(text, file=sys.stderr, flush=True)
+        if self.beginning.directory is not None:
+            output.supervised(self.beginning.directory, f"{error.traceback}{text}")
 
 
 def _count(processes: int) -> str:

@@ -132,7 +132,11 @@ def run(argv: Sequence[str], *, prog: str, script: Script | None = None) -> tupl
 
         return run_job(command, argv[1:], prog=f"{prog} {command}", script=script or Script())
     except RankFailed as error:
+        from ..launch import environments
+
         sys.stdout.flush()
+        if environments.detect() is not None:  # another rank failed, whose own process shows it: see launch/uncaught.py
+            raise
         cause, files = error.__cause__, re.findall(r'^ *File "([^"]+)"', error.traceback, re.MULTILINE)
         if isinstance(cause, TrivetError) and not any(map(_is_users, files)):  # refused in a process that was started
             _complain(f"{prog} {command}", str(cause))

@@ -80,16 +80,38 @@ def describe(exception: BaseException, rank: int) -> Failure:
     )
 
 
-def without_words(rank: int, code: int, when: float, *, follows: bool) -> Failure:
-    """The record of a process that left none. ``code`` is its exit code, negative that of a signal."""
+def without_words(rank: int, code: int, when: float, *, follows: bool, directory: Path | None = None) -> Failure:
+    """The record of a process that left none. ``code`` is its exit code, negative that of a signal.
+
+    ``directory`` is where its watchdog noted where it was, and C code the stacks when it crashed.
+    """
+    seen, stack = ("", "") if directory is None else (noted(directory, PLACE, rank), noted(directory, STACK, rank))
+    then, _, place = seen.partition(" ")
+    last = f". {max(when - float(then), 0.0):.1f} s before, {place}" if seen else ""
     if code >= 0:
         text = "the process ended without an exception (os._exit, or a library that ends the process)"
-        return Failure(rank, f"exit code {code}", text, time=when, follows=follows)
+        return Failure(rank, f"exit code {code}", text + last, stack, time=when, follows=follows)
     name = signal.Signals(-code).name
     text = f"the process was killed by signal {-code}"
     if name == "SIGKILL" and not follows:
         text += "; where nobody sent it, the system had run out of memory"
-    return Failure(rank, name, text, time=when, follows=follows)
+    if name == "SIGABRT" and "distributed_c10d.py" in stack:
+        text += (
+            ", in a collective (see its stack): gloo ends a process that gets another size than it expects. All ranks "
+            "have to call the same collective there, with tensors of the same size"
+        )
+    return Failure(rank, name, text + last, stack, time=when, follows=follows)
+
+
+PLACE, STACK = "place", "stack"
+
+
+def noted(directory: Path, what: str, rank: int) -> str:
+    """What a rank left there of this kind, or ""."""
+    try:
+        return (directory / f"{what}-{rank}").read_text(errors="replace").strip()
+    except FileNotFoundError:
+        return ""
 
 
 def _from_user_code(frames: TracebackType | None) -> TracebackType | None:

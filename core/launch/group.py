@@ -7,6 +7,7 @@ import functools
 import itertools
 import json
 import os
+import signal
 import sys
 import threading
 import time
@@ -22,6 +23,8 @@ from torch.distributed.rendezvous import rendezvous
 
 from ..errors import CollectiveError, LaunchError, RankFailed
 from . import alone, failures, watch
+from .across import Across
+from .nodes import LOST
 from .peers import Peers, posted
 from .uncaught import Uncaught
 from .watchdog import Watchdog
@@ -48,9 +51,13 @@ class Group:
         self._connected = False
         self._guard: watch.Watch | None = None
         self._peers: Peers | None = None
+        self._terminate: Any = None  # the handler of SIGTERM before this rank failed
+        self._across: Across | None = None
         if side is not None and watch.current() is None:  # in workers of Trivet's launchers there is one already
             self._peers = Peers(side, world.rank, world.world_size)
-            self._guard = _watch(self._peers)
+            if world.num_nodes > 1:
+                self._across = Across(self._peers, side.clone(), world, _endpoint(world))  # type: ignore[attr-defined]
+            self._guard = _watch(self._across or self._peers, world)
         self._calls: Counter[str] = Counter()
 
     @classmethod
@@ -139,8 +146,11 @@ class Group:
             failures.write(guard.directory, failure)
         if self.watchdog is not None:
             self.watchdog.off = True
-        if self.store is not None and self._peers is not None and not failure.interrupt:
+        if self._peers is not None and not failure.interrupt:
             Uncaught(self.side, self.world.rank).install()
+            if threading.current_thread() is threading.main_thread():
+                # torch's agent sends it as soon as a rank has ended; the others have hooks and a word to say
+                self._terminate = self._terminate or signal.signal(signal.SIGTERM, lambda number, frame: None)
         if self.store is not None and not failure.interrupt and not failure.follows:
             record = [failure.rank, failure.type_name, failure.message, failure.traceback]
             with contextlib.suppress(RuntimeError):  # the store went with the process that held it
@@ -159,6 +169,8 @@ class Group:
 
     def watch_over(self, pulse: Callable[[], Any], progress: Callable[[], str], timeout: float | None) -> None:
         """Notice from a thread when this one no longer gets on; see `Watchdog`."""
+        if self._across is not None:
+            self._across.beats.timeout = timeout
         self.watchdog = Watchdog(self.world, self.side, pulse=pulse, progress=progress, timeout=timeout).start()
 
     def explain(self, error: BaseException) -> CollectiveError | None:
@@ -172,10 +184,15 @@ class Group:
             self.watchdog.stop()
         if self._peers is not None and not abort:
             self._peers.done()
+        if self._across is not None:
+            self._across.stop()
         if self._guard is not None:
             self._guard.stop()
             watch.set_current(None)
             self._guard = None
+        if self._terminate is not None:
+            signal.signal(signal.SIGTERM, self._terminate)
+            self._terminate = None
         if not self._connected:
             return
         self._connected = False
@@ -206,11 +223,20 @@ def _base_store(rank: int, world_size: int, address: str) -> Store:
     return store
 
 
-def _watch(peers: Peers) -> watch.Watch:
+def _endpoint(world: World) -> tuple[str, int]:
+    """Where rank 0 is to be reached."""
+    host, _, port = (world.address or f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}").rpartition(":")
+    return host.strip("[]"), int(port)
+
+
+def _watch(peers: Peers | Across, world: World) -> watch.Watch:
     """Watch from a thread what becomes of the other ranks."""
 
     def last_words(failure: RankFailed) -> None:
-        print(f"trivet: rank {peers.rank} ends {watch.GRACE_S:g} s after {failure}", file=sys.stderr, flush=True)
+        # one of a node that lost rank 0 says it on the terminal too
+        alone = failure.type_name == LOST and world.local_rank == 0 and world.rank != 0
+        for stream in {sys.stderr, sys.__stderr__ or sys.stderr} if alone else {sys.stderr}:
+            print(f"trivet: rank {world.rank} ends {watch.GRACE_S:g} s after {failure}", file=stream, flush=True)
 
     guard = watch.Watch(peers.look, last_words=last_words, asked=peers.asked, ask=peers.ask)
     watch.set_current(guard)

@@ -53,12 +53,13 @@ class Place:
         return f"rank {self.rank} {doing}{inside} at {self.at}, in {self.where} ({self.progress})"
 
 
-def of_thread(ident: int, rank: int, progress: str, still: float = 0.0) -> Place:
+def of_thread(ident: int, rank: int, progress: str, still: float = 0.0, *, with_stack: bool = True) -> Place:
     """Where a thread of this process is now."""
     frames = list(_outwards(sys._current_frames().get(ident)))[::-1]
     lines = [frame.f_lineno for frame in frames]
-    summaries = traceback.extract_stack(frames[-1]) if frames else []
-    stack = "".join(traceback.format_list(summaries[_first(frames) :]))
+    stack = ""
+    if frames and with_stack:
+        stack = "".join(traceback.format_list(traceback.extract_stack(frames[-1])[_first(frames) :]))
     return _of(frames, lines, Place(rank, progress, "", "", guarded=alone.entered(ident), still=still, stack=stack))
 
 
@@ -126,6 +127,8 @@ def _waits(frames: list[FrameType]) -> tuple[str, bool]:
         name, module = frame.f_code.co_name, _module(frame)
         if is_users(frame):
             break
+        if (name.startswith("__") and name != "__next__") or name == "<module>":
+            continue
         if module == _COLLECTIVES and not name.startswith("_"):
             found, plain = name, _is_default(frame.f_locals.get("group"))
         elif found:

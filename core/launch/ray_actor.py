@@ -100,7 +100,7 @@ class Rank:
             own = [one for one in failures.read(self.directory) if one.rank == self.rank]
             if code is not None:
                 done = code == 0 and (self.directory / f"done-{self.rank}").exists()
-                silent = None if done or own else failures.without_words(self.rank, code, time.time(), follows=False)
+                silent = None if done or own else self._silent(code)
                 return News(own[0] if own else silent, asked, ended=True)
             news = News(own[0] if own else None, asked)
             if news != self.said:
@@ -108,6 +108,9 @@ class Rank:
                 return news
             time.sleep(_PERIOD_S)
         return self.said
+
+    def _silent(self, code: int) -> Failure:
+        return failures.without_words(self.rank, code, time.time(), follows=False, directory=self.directory)
 
     def tell(self, failure: Failure | None, asked: int, interrupt: bool) -> None:
         """Let this rank know that another one has failed, or that it is asked to stop."""

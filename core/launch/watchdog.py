@@ -62,11 +62,20 @@ class Watchdog:
         self._shown: tuple[Any, ...] | None = None  # what the others see of this rank
         self._looks = 0
         self._dump: IO[str] | None = None
+        self._notes = self._crash = -1
+        guard = watch.current()
+        if guard is not None and guard.directory is not None:  # a worker of Trivet's: it leaves where it was
+            self._notes, self._crash = (
+                os.open(guard.directory / f"{what}-{world.rank}", os.O_RDWR | os.O_CREAT, 0o600)
+                for what in (failures.PLACE, failures.STACK)
+            )
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="trivet-watchdog", daemon=True)
 
     def start(self) -> Watchdog:
         if self.timeout is not None or self.store is not None:
+            if self._crash >= 0 or not faulthandler.is_enabled():
+                faulthandler.enable(max(self._crash, 2))  # a crash in C++ shows its stack, on stderr under torchrun
             self._thread.start()
         return self
 
@@ -112,6 +121,8 @@ class Watchdog:
             self._seen, self._since = pulse, now
             self._hide()
             self._arm()
+        if self._notes >= 0:
+            self._note()
         still = now - self._since
         if self.timeout is not None and still >= self.timeout:
             return self._decide()
@@ -122,9 +133,14 @@ class Watchdog:
             return self._follow()
         return still >= QUIET_S and self._compare()
 
-    def _here(self) -> Place:
+    def _note(self) -> None:
+        """Leave where this rank is, for those that look after it when it has been killed."""
+        text = f"{time.time()} {self._here(with_stack=False)}".encode()
+        os.ftruncate(self._notes, os.pwrite(self._notes, text, 0))
+
+    def _here(self, *, with_stack: bool = True) -> Place:
         still = time.monotonic() - self._since
-        return place.of_thread(self._ident, self.world.rank, self._progress(), still)
+        return place.of_thread(self._ident, self.world.rank, self._progress(), still, with_stack=with_stack)
 
     def _arm(self) -> None:
         """Let C code end this process where Python's no longer runs, after this thread should have done it."""

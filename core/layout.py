@@ -34,3 +34,16 @@ def whole(tensor: Tensor) -> Tensor:
     """The tensor as a plain one. A collective where it is sharded: all ranks call it."""
     found = sharded(tensor)
     return tensor if found is None else found.full_tensor()
+
+
+def addressable(tensor: Tensor) -> Tensor:
+    """The tensor, or a copy on the CPU of one whose memory has no address that could be read from (XLA's)."""
+    return tensor.cpu() if tensor.device.type == "xla" else tensor
+
+
+def distribute(tensor: Tensor, like: Sharded) -> Tensor:
+    """A whole tensor that all ranks hold, laid out as another one is. No collective."""
+    from torch.distributed.tensor import distribute_tensor
+
+    local = tensor.to(like.to_local().device)
+    return distribute_tensor(local, like.device_mesh, like.placements, src_data_rank=None)

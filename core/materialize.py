@@ -68,6 +68,20 @@ def materialize_(module: nn.Module, device: torch.device, scratch: Scratch | Non
     return list(made.values())
 
 
+def move(module: nn.Module, device: torch.device) -> nn.Module:
+    """``module.to(device)``. Where a device cannot take over a parameter (XLA) torch makes a new one for each place, so
+    that ties would come apart: they are made again."""
+    places: dict[nn.Parameter, list[tuple[nn.Module, str]]] = {}
+    for part in module.modules():
+        for name, param in part.named_parameters(recurse=False, remove_duplicate=False):
+            places.setdefault(param, []).append((part, name))
+    module = module.to(device)
+    for (first, its_name), *others in places.values():
+        for part, name in others:
+            setattr(part, name, getattr(first, its_name))
+    return module
+
+
 def place_(module: nn.Module, device: torch.device) -> None:
     """Move what is not on the meta device."""
     for tensor in (*module.parameters(), *module.buffers()):

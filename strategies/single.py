@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from torch import Tensor, nn
-from trivet.plugins import Context, Needs, Strategy
+from trivet.plugins import Context, MicroBatch, Needs, Strategy
 
 
 class Single(Strategy):
@@ -17,7 +17,7 @@ class Single(Strategy):
 
     @property
     def offers(self) -> frozenset[str]:
-        return super().offers - {"several_processes"}
+        return (super().offers - {"several_processes"}) | {"lazy_devices"}
 
     def mesh_dims(self, world_size: int) -> dict[str, int]:
         return {"dp": 1}
@@ -25,6 +25,12 @@ class Single(Strategy):
     def shard(self, root: nn.Module, context: Context) -> nn.Module:
         self.context = context
         return root
+
+    def one_batch(self, root: nn.Module, micro: MicroBatch, scale: float | None) -> None:
+        """Calls the step past ``nn.Module.__call__``, which is there for hooks: nobody has one on it."""
+        micro.output = root.forward("training_step", micro.batch, micro.index)
+        if not self.context.manual and (loss := self.loss_of(micro, scale)) is not None:
+            self.backward(root, loss)
 
     def reduce_(self, parameters: Sequence[nn.Parameter]) -> None:
         """Nothing to average."""

@@ -33,7 +33,8 @@ from .sums import Checks, Sum, Summing
 
 Finish = Callable[[dict[str, Sum]], None]
 ALL = "all"  # one entry for DCP, which makes a record of each before it begins: a second for 10,000
-ALONE = "torch.distributed is disabled, unavailable or uninitialized"  # a warning of DCP, where there is one process
+# warnings of DCP: where there is one process; in torch 2.9
+ALONE, STORAGE = "torch.distributed is disabled, unavailable or uninitialized", "TypedStorage is deprecated"
 
 # What DCP pickles into its metadata file. It reads it back with plain pickle, which would run anything: we don't.
 _METADATA_CLASSES = {
@@ -123,7 +124,7 @@ def read(
 
 def _run(function: Callable[[], object]) -> None:
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=ALONE)
+        warnings.filterwarnings("ignore", message=f"{ALONE}|{STORAGE}")
         try:
             function()
         except BaseException as error:
@@ -278,7 +279,7 @@ class _LoadPlanner(DefaultLoadPlanner):
     def resolve_tensor(self, read_item: ReadItem) -> Any:
         name = read_item.dest_index.fqn
         tensor = self.state_dict[name]
-        if name in self.fresh and type(tensor) is Tensor and tensor.shape == read_item.lengths:
+        if name in self.fresh and type(tensor) is Tensor and tensor.is_cpu and tensor.shape == read_item.lengths:
             return _Adopts(tensor)
         return super().resolve_tensor(read_item)
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from ..errors import CheckpointError
+from ..layout import addressable
 from ..state import TrainState
 from . import manifest as manifests
 from .agree import agreed
@@ -117,7 +118,7 @@ def split(state: TrainState) -> tuple[dict[str, Tensor], dict[str, Any]]:
             rest[parameter] = {key: value for key, value in values.items() if not isinstance(value, Tensor)}
             tensors.update({f"optimizer/{number}/{parameter}/{key}": values[key].detach() for key in keys[parameter]})
         plain["optimizers"].append({**optimizer, "state": rest, OPTIMIZER_TENSORS: keys})
-    return tensors, plain
+    return {name: addressable(tensor) for name, tensor in tensors.items()}, plain
 
 
 def _check_visible(directory: Place, world_size: int) -> None:

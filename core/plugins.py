@@ -41,13 +41,15 @@ class Policy:
 
     ``param``: storage of parameters; ``compute``: matrix products in the forward pass; ``reduce``: gradients while they
     are communicated; ``state``: what optimizers step, and so their state; None for ``param``. A precision with another
-    ``state`` sees to it in `Precision.wrap_optimizer`.
+    ``state`` sees to it in `Precision.wrap_optimizer`. ``matmul``: how float32 products are made, as
+    `torch.set_float32_matmul_precision` names it, in the whole run; None leaves that alone.
     """
 
     param: torch.dtype = torch.float32
     compute: torch.dtype = torch.float32
     reduce: torch.dtype = torch.float32
     state: torch.dtype | None = None
+    matmul: str | None = None
 
 
 @dataclass(frozen=True)
@@ -137,8 +139,7 @@ class MicroBatch:
 
     ``weight``: what the loss is multiplied with, this rank's and micro-batch's share of the update times the number of
     ranks, so that the *average* of the ranks' gradients is the gradient of the mean over the update's samples. None is
-    1. ``last``: whether gradients have to be complete (reduced) after its backward. ``output``: what the step returned,
-    set by `Strategy.forward_backward`.
+    1. ``last``: whether gradients have to be complete (reduced) after its backward. ``output``: what the step returned.
     """
 
     batch: Any
@@ -234,6 +235,7 @@ class Accelerator(Plugin):
 
     device_type: ClassVar[str]
     collective_backend: ClassVar[str | None]
+    moves_batches: ClassVar[bool] = True
     wanted: frozenset[str] = frozenset()  # the capability names that a run's other plugins need; set before `setup`
 
     @abstractmethod
@@ -263,8 +265,6 @@ class Accelerator(Plugin):
         from lightning_utilities.core.apply_func import apply_to_collection
 
         return apply_to_collection(batch, Tensor, lambda tensor: tensor.to(device, non_blocking=True))
-
-    moves_batches: ClassVar[bool] = True
 
     def seed(self, seed: int) -> None:
         """Seed the device's random generator, before each update; the CPU's generators are the core's."""
@@ -306,8 +306,7 @@ class Strategy(Plugin):
 
     @property
     def offers(self) -> frozenset[str]:
-        """``unused_parameters``: ranks may use different ones in one update. ``user_optimizer``: what steps is the
-        optimizer that the user made, with its hooks. ``replaced_layers``, ``whole_parameters``: see `combination`."""
+        """What a data-parallel strategy can do; `combination` says what each name means."""
         names = "several_processes loss_scaling accumulation clipping manual_optimization skip_samples"
         names += " unused_parameters user_optimizer replaced_layers whole_parameters"
         return frozenset(names.split())
@@ -501,8 +500,7 @@ class Strategy(Plugin):
         """The reverse of `state_dict`."""
         module.load_state_dict(state, strict=strict)
 
-    # updates from one after which all ranks hold the same weights to the next
-    synchronises_every: int = 1
+    synchronises_every: int = 1  # updates from one after which all ranks hold the same weights to the next
 
     def own_state(self, root: nn.Module) -> OwnState:
         """What else a checkpoint has to hold so that training goes on as if it had not stopped. All ranks call it."""

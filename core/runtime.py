@@ -30,6 +30,7 @@ from .plugins import Accelerator, Clip, Precision, StepResult, Strategy
 from .scaling import LossScaler
 from .seeding import derive, seed_all
 from .state import TrainState
+from .switches import products
 from .workers import leaves_result
 
 
@@ -164,7 +165,8 @@ class Runtime:
         try:
             self.seed = int(self._active().exchange("seed", str(seed))[0])
             seed_all(derive(self.seed, world.rank))
-            result = function(self, *args)
+            with products(self._resolved.precision.plugin.policy.matmul):
+                result = function(self, *args)
             self._background.settle()
             failed = False
         except BaseException as error:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -26,6 +27,7 @@ from .errors import STOPS, ConfigurationError, LaunchError, RankFailed, Terminat
 from .hooks import Hooks, call, check_names, overrides
 from .launch import profiles
 from .launch.group import Group
+from .launch.output import Output
 from .launch.signals import Stop
 from .launch.world import World
 from .loggers.logger import writing
@@ -67,9 +69,11 @@ def run(
     for logger in trainer.loggers:
         logger.rank = world.rank
     group: Group | None = None
+    output: Output | None = None
     failed = True
     with ExitStack() as leaving:  # runs all that it was given, last first, also when one of them raises
         leaving.callback(lambda: group.close(abort=failed) if group is not None else None)
+        leaving.callback(lambda: output.close(failed=failed) if output is not None else None)
         leaving.callback(gc.collect)  # a wrapper's autograd hooks would outlive the process group
         leaving.callback(lambda: finish_logging(trainer, "failed" if failed else "success"))
         leaving.callback(accelerator.teardown)
@@ -83,12 +87,14 @@ def run(
             group.watch_over(trainer.pulse, trainer.whereabouts, trainer.timeout)
             beginning = Beginning(job.ckpt_path) if job.settled else resume.follow(trainer, job, group, leaving)
             job = job if job.settled else begun(trainer, job, beginning)
+            output = speak(trainer, job, group)
             if profiler is not None:
                 leaving.callback(profiler.teardown)
                 leaving.callback(profiler.describe)
                 where = group.exchange("profiler", str(trainer.log_dir) if world.rank == 0 else "")[0]
                 profiler.setup(job.stage, world.rank, where)
-            with Stop(world, active=job.stage == "fit") as stop, Switches(trainer), compiling(trainer.compile):
+            switches = Switches(trainer, resolved.precision.plugin.policy)
+            with Stop(world, active=job.stage == "fit") as stop, switches, compiling(trainer.compile):
                 prepare(job, hooks, group)
                 running = join(trainer, job, resolved, world, group, stop, hooks, device)
                 leaving.callback(release, running)
@@ -119,6 +125,8 @@ def run(
             failed = False
         except BaseException as exception:
             error = on_failure(exception, trainer, job, hooks, group)
+            if output is not None:
+                output.note(error)
             if isinstance(error, Terminated):
                 say_terminated(error, trainer)
             if error is exception:
@@ -140,6 +148,18 @@ def begun(trainer: Trainer, job: Job, beginning: Beginning) -> Job:
     if job.stage == "fit" and beginning.path is not None and not beginning.continues:
         trainer.resumed_from = str(files.place(beginning.path))
     return replace(job, ckpt_path=beginning.path)
+
+
+def speak(trainer: Trainer, job: Job, group: Group) -> Output | None:
+    """From here on rank 0 speaks on the terminal, and each rank of a fit writes a file in the run's directory."""
+    if group.side is None:
+        return None
+    writes = job.stage == "fit" and not trainer.fast_dev_run and (trainer.loggers or trainer.enable_checkpointing)
+    where = group.exchange("logs", str(trainer.log_dir) if writes and group.world.rank == 0 else "")[0]
+    output = Output(group.world, group.side, Path(where) if where else None)
+    if group.watchdog is not None:
+        group.watchdog.log = output.path
+    return output
 
 
 def release(run: Run) -> None:

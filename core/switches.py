@@ -1,30 +1,49 @@
-"""What a run changes for its whole process, as the flags say, and puts back when it ends."""
+"""What a run changes for its whole process, as flags and precision say, and puts back when it ends."""
 
 from __future__ import annotations
 
 import os
 import random
 import sys
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
 import torch
 
 if TYPE_CHECKING:
+    from .plugins import Policy
     from .trainer import Trainer
 
 WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
 
 
+@contextmanager
+def products(matmul: str | None) -> Iterator[None]:
+    """Products in float32 as `plugins.Policy` says, and convolutions with them, which torch's name leaves out."""
+    if matmul is None:
+        yield
+        return
+    cudnn = torch.backends.cudnn
+    before = torch.get_float32_matmul_precision(), cudnn.allow_tf32
+    torch.set_float32_matmul_precision(matmul)
+    cudnn.allow_tf32 = matmul != "highest"
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before[0])
+        cudnn.allow_tf32 = before[1]
+
+
 class Switches:
-    """Deterministic algorithms, cuDNN's choice, anomaly detection, and the random generators.
+    """Deterministic algorithms, cuDNN's choice, float32 products, anomaly detection, and the random generators.
 
     Every random number of a run follows from its seed and a position, so the global generators are seeded many times
     in it; afterwards they stand where the caller left them, and what runs next draws as if the run had not been.
     """
 
-    def __init__(self, trainer: Trainer) -> None:
-        self.trainer = trainer
+    def __init__(self, trainer: Trainer, policy: Policy) -> None:
+        self.trainer, self.policy = trainer, policy
         self.back = ExitStack()
 
     def __enter__(self) -> None:
@@ -44,6 +63,7 @@ class Switches:
             cudnn.benchmark = False
         if trainer.benchmark is not None:
             cudnn.benchmark = trainer.benchmark
+        back.enter_context(products(self.policy.matmul))
         if trainer.detect_anomaly:
             back.enter_context(torch.autograd.set_detect_anomaly(True))
         self._keep_generators()

@@ -67,6 +67,7 @@ class FP8Mixed(BF16Mixed):
                 f"fp8-mixed: all_gather with recipe={recipe!r}; torchao sends weights with one scale for a tensor. Use "
                 "recipe='tensorwise'."
             )
+        super().__init__()
         self.recipe = recipe
         self.emulate = emulate
         self.smallest = smallest

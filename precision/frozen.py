@@ -39,6 +39,7 @@ class Frozen(BF16Mixed):
                 f"precision 'bnb-{self.bits}' needs the package bitsandbytes, which is not installed, and {DEVICES}. "
                 "Install it with: pip install 'trivet[bitsandbytes]'"
             )
+        super().__init__()
         self.smallest = smallest
         self.skip = tuple(skip)
 

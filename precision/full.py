@@ -8,11 +8,22 @@ from typing import Any
 import torch
 from trivet.plugins import Needs, Policy, Precision
 from trivet.precision.casting import cast_floating
+from trivet.precision.choices import check_matmul
 from trivet.precision.default_dtype import DefaultDtype
 
 
 class FP32(Precision):
-    """float32 for storage, compute and reduction; batches are left alone."""
+    """float32 for storage, compute and reduction; batches are left alone.
+
+    Args:
+        matmul: how products are made: ``"highest"``, ``"high"`` (TF32 where the device has it, three bits of digits
+            more than bfloat16), or ``"medium"`` (bfloat16); convolutions use TF32 unless it is ``"highest"``. None
+            leaves both as the process has them: in torch products in float32 and convolutions in TF32.
+    """
+
+    def __init__(self, *, matmul: str | None = None) -> None:
+        check_matmul("fp32", matmul)
+        self.matmul = matmul
 
     @property
     def needs(self) -> Needs:
@@ -20,7 +31,7 @@ class FP32(Precision):
 
     @property
     def policy(self) -> Policy:
-        return Policy(param=torch.float32, compute=torch.float32, reduce=torch.float32)
+        return Policy(torch.float32, torch.float32, torch.float32, matmul=self.matmul)
 
 
 class FP64(Precision):

@@ -46,6 +46,7 @@ class TransformerEngine(BF16Mixed):
             raise ConfigurationError(
                 f"transformer-engine: recipe={recipe!r} is unknown; allowed are {', '.join(RECIPES)}."
             )
+        super().__init__()
         self.recipe = recipe
         self.smallest = smallest
         self.skip = tuple(skip)

@@ -206,7 +206,7 @@ def _resolve(selection: Selection, slot: Slot, key: str) -> None:
     held: Any = settings.values
     for part in key.split("."):
         held = held.get(part) or {}
-    name = held.get(slot.selector)
+    name = held.get(slot.selector) or slot.default or None
     if name is None and (slot.several or held):
         source = settings.origins[f"{key}.{next(iter(held))}"][-1].source if held else ""
         raise ConfigurationError(

@@ -29,7 +29,7 @@ class Slot:
     ``kind`` is the kind of plugin, or "" for a class. ``base`` is what the class derives from, or its import path,
     "" for a plugin's own. ``selector`` is the key of the selecting value in a mapping. ``skip`` are the first arguments
     of the class that are not the user's to give, ``filled`` those that are filled in where the user does not. ``spell``
-    brings a script's own spelling of a value into ours.
+    brings a script's own spelling of a value into ours. ``default`` is the plugin that fills it where nobody says.
     """
 
     key: str
@@ -40,6 +40,7 @@ class Slot:
     filled: frozenset[str] = frozenset()
     help: str = ""
     spell: Callable[[Any], Any] | None = None
+    default: str = ""
 
     @property
     def selector(self) -> str:
@@ -85,12 +86,13 @@ CLASSES = (
 def slots(trainer_class: Callable[..., Any]) -> dict[str, Slot]:
     """All slots by their keys: the plugins that the Trainer takes, then the classes."""
     found = {}
-    for key in inspect.signature(trainer_class).parameters:
+    for key, parameter in inspect.signature(trainer_class).parameters.items():
         kind = next((kind for kind in GROUPS if key in (kind, f"{kind}s")), None)
         if kind is not None:
             filled = frozenset({"save_dir"} if kind == "logger" else ())
             text = f"a name (`trivet plugins {kind}` lists them) or an import path"
-            found[key] = Slot(key, kind, several=kind in SEVERAL, filled=filled, help=text)
+            default = parameter.default if isinstance(parameter.default, str) and kind not in SEVERAL else ""
+            found[key] = Slot(key, kind, several=kind in SEVERAL, filled=filled, help=text, default=default)
     return found | {slot.key: slot for slot in CLASSES}
 
 

@@ -174,7 +174,8 @@ def test_autocast_is_entered_again_and_again(name: str) -> None:
 def test_scaling_options() -> None:
     selected = registry.make("precision", {"name": "fp16", "initial": 8.0, "interval": 2})
     assert selected.plugin.scaling == Scaling(8.0, 2.0, 0.5, 2)
-    assert selected.options == {"initial": 8.0, "growth": 2.0, "backoff": 0.5, "interval": 2}
+    given = {"initial": 8.0, "growth": 2.0, "backoff": 0.5, "interval": 2}
+    assert selected.options == given | {"scale": True, "reduce": "float32", "matmul": None}
 
 
 @pytest.mark.parametrize("wrong", [{"initial": 0}, {"growth": 1.0}, {"backoff": 1.0}, {"backoff": 0}, {"interval": 0}])

@@ -21,7 +21,10 @@ def test_listing_names_distribution_version_and_target() -> None:
         "precision"
     )
     names = [entry.name for entry in registry.entries("precision") if entry.distribution == "trivet"]
-    assert names == ["bf16-mixed", "bf16-true", "fp16-mixed", "fp16-true", "fp32", "fp64"]
+    assert names == [
+        "bf16-mixed", "bf16-true", "bnb-int8", "bnb-nf4", "fp16-mixed", "fp16-true", "fp32", "fp64", "fp8-mixed",
+        "transformer-engine",
+    ]  # fmt: skip
 
 
 def test_listing_and_finding_import_neither_torch_nor_a_plugin() -> None:

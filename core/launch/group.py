@@ -139,8 +139,7 @@ class Group:
 
     def fail(self, exception: BaseException) -> None:
         """Tell the others that this rank failed, once; called by the rank itself, before its hooks for exceptions."""
-        if (guard := watch.current()) is not None:
-            guard.handled = True
+        guard = self._handled()
         failure = failures.describe(exception, self.world.rank)
         if guard is not None and guard.directory is not None:
             failures.write(guard.directory, failure)
@@ -148,9 +147,6 @@ class Group:
             self.watchdog.off = True
         if self._peers is not None and not failure.interrupt:
             Uncaught(self.side, self.world.rank).install()
-            if threading.current_thread() is threading.main_thread():
-                # torch's agent sends it as soon as a rank has ended; the others have hooks and a word to say
-                self._terminate = self._terminate or signal.signal(signal.SIGTERM, lambda number, frame: None)
         if self.store is not None and not failure.interrupt and not failure.follows:
             record = [failure.rank, failure.type_name, failure.message, failure.traceback]
             with contextlib.suppress(RuntimeError):  # the store went with the process that held it
@@ -158,14 +154,22 @@ class Group:
 
     def failure(self, wait_s: float = 0.0) -> RankFailed | None:
         """Which rank failed first, if it is another one; waits up to ``wait_s`` for the news. No collective."""
-        if (guard := watch.current()) is not None:
-            guard.handled = True  # a signal handler must raise nothing into the caller's except block
+        self._handled()
         deadline = time.monotonic() + wait_s
         while True:
             failure = self._peer_failure()
             if failure is not None or time.monotonic() >= deadline:
                 return failure
             time.sleep(0.05)
+
+    def _handled(self) -> watch.Watch | None:
+        """From here on no signal handler may raise into the caller's except block."""
+        if (guard := watch.current()) is not None:
+            guard.handled = True
+        if self._peers is not None and threading.current_thread() is threading.main_thread():
+            # torch's agent sends SIGTERM as soon as a rank has ended, and the others have hooks and a word to say
+            self._terminate = self._terminate or signal.signal(signal.SIGTERM, lambda number, frame: None)
+        return guard
 
     def watch_over(self, pulse: Callable[[], Any], progress: Callable[[], str], timeout: float | None) -> None:
         """Notice from a thread when this one no longer gets on; see `Watchdog`."""

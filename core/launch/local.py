@@ -88,10 +88,12 @@ def launch(
 
     ``function`` (``"package.module:name"``) is called in each as ``function(parts, world, run_dir)``; the first of them
     leaves in ``run_dir``, an existing directory of the caller, what it has to return. ``node`` says which machine this
-    is, where each of several does the same; ``timeout`` within how many seconds all end when one is lost. Needs no main guard. Called on the main thread, SIGINT asks the workers to
-    stop and a second one kills them; so do SIGTERM and, under SLURM, SIGUSR1. Raises LaunchError where something in
-    ``parts`` cannot be handed over or a node does not come, RankFailed for the rank that failed first; where the
-    workers stopped on request, KeyboardInterrupt after SIGINT and Terminated after the others.
+    is, where each of several does the same; ``timeout`` within how many seconds all end when one is lost.
+
+    Needs no main guard. Called on the main thread, SIGINT asks the workers to stop and a second one kills them; so do
+    SIGTERM and, under SLURM, SIGUSR1. Raises LaunchError where something in ``parts`` cannot be handed over or a node
+    does not come, RankFailed for the rank that failed first; where the workers stopped on request, KeyboardInterrupt
+    after SIGINT and Terminated after the others.
     """
     data = payload.dumps(parts)
     directory = Path(tempfile.mkdtemp(prefix="trivet-"))  # readable by this user alone
@@ -257,11 +259,14 @@ class _Launch:
         """Called by the agent's thread when all nodes are there."""
         self.meeting = meeting
         if meeting.num_nodes > 1:
-            own, name = self.node.rank, nodes.address_towards(*self.node.endpoint)
-            self.news = nodes.News(
-                meeting.another_client("news"), own, meeting.num_nodes, self.devices, tells=own == 0, name=name,
-                timeout=self.timeout,
-            ).start()  # fmt: skip
+            store, own, name = (
+                meeting.another_client("news"),
+                self.node.rank,
+                nodes.address_towards(*self.node.endpoint),
+            )
+            many = meeting.num_nodes
+            beats = nodes.Beats(store, own, many, self.devices, tells=own == 0, name=name, timeout=self.timeout)
+            self.news = nodes.News(store, beats, many).start()
 
     def _pass_on(self, news: News, *, silent: bool) -> None:
         """Tell the other nodes what happened here, and our workers what happened there.
@@ -330,7 +335,7 @@ class _Launch:
                 continue
             when = self.last_alive.get(rank, time.time())
             sent = rank in self.killed or code == -signal.SIGTERM
-            silent.append(failures.without_words(rank, code, when, follows=sent))
+            silent.append(failures.without_words(rank, code, when, follows=sent, directory=self.directory))
         return silent
 
 

@@ -129,7 +129,7 @@ class Meeting(RendezvousHandler):
     def _greet(self, store: TCPStore) -> None:
         """Say who this is, wait for the others, and compare."""
         facts = {"num_nodes": self.num_nodes, "devices": self.devices}
-        mine = json.dumps({**facts, "host": socket.gethostname(), "process": os.getpid()})
+        mine = json.dumps({**facts, "host": socket.gethostname(), "process": os.getpid(), "this": uuid.uuid4().hex})
         names = [f"node/{node}" for node in range(self.num_nodes)]
         try:
             if (there := store.compare_set(names[self.node_rank], "", mine).decode()) != mine:

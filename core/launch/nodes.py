@@ -9,6 +9,7 @@ import socket
 import struct
 import threading
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from ..errors import RankFailed
@@ -28,12 +29,13 @@ _PERIOD_S = 0.5
 _STOP_S = 3.0
 
 
-class News:
-    """The first failure, a request to stop, and signs of life of each node, passed on from a thread of its own.
+class Beats:
+    """Signs of life of the nodes of a run. `beat` talks to the store, which answers never where the connection is cut:
+    for a thread of its own. `lost` talks to nobody.
 
-    A thread, since a store whose connection is cut answers never, and says nothing of it. ``store`` is a client that
-    nobody else uses. ``devices`` counts the processes of a node; ``name`` is what the others call this one. One of node
-    0's ``tells`` of nodes that are lost. ``timeout``: within how many seconds the run is to end after that.
+    ``devices`` counts the processes of a node; ``name`` is what the others call this one. One process of node 0, where
+    the store is, ``tells`` of nodes that are lost; the others look after their connection to it. ``timeout``: within
+    how many seconds the run is to end after that.
     """
 
     def __init__(
@@ -47,56 +49,45 @@ class News:
         name: str = "",
         timeout: float | None = None,
     ) -> None:
-        self.failed: RankFailed | None = None  # the first that was posted, of any rank
-        self.asked = 0  # which signal asked the run to stop
-        self.alone = num_nodes == 1  # whether all other nodes have left; known on node 0
+        self.tells, self.timeout = tells, timeout
+        self.gone = ""  # why the store can no longer be asked
         self._store, self._own, self._devices, self._name = store, node_rank, devices, name
-        self._tells, self._limit_s = tells, lost_after(timeout)
+        self._begun = False
         self._answered = time.monotonic()
         self._beats = [0] * num_nodes
         self._names = [""] * num_nodes
-        self._heard = [time.monotonic()] * num_nodes
-        self._gone = ""  # why the store can no longer be asked
-        self._to_post: list[RankFailed] = []
-        self._to_ask = 0
-        self._stopped, self._wake = threading.Event(), threading.Event()
-        self._thread = threading.Thread(target=self._run, name="trivet-news", daemon=True)
+        self._heard = [self._answered] * num_nodes
 
-    def start(self) -> News:
-        self._thread.start()
-        return self
-
-    def stop(self) -> None:
-        """Say what is left to say, and wait until the store is no longer asked: a thread inside its C++ code while
-        Python ends aborts the process."""
-        self._stopped.set()
-        self._wake.set()
-        self._thread.join(0.0 if self.lost() is not None and not self._tells else _STOP_S)  # it may hear nothing more
-
-    def post(self, failure: RankFailed) -> None:
-        """Tell the others that a rank of this node failed; of all that are told, the first one counts."""
-        self._to_post.append(failure)
-        self._wake.set()
-
-    def ask(self, number: int) -> None:
-        """Ask all ranks to stop, because of this signal."""
-        self._to_ask = number
-        self._wake.set()
+    def beat(self) -> None:
+        store = self._store
+        if not self._begun:
+            store.set(f"node/{self._own}", self._name or socket.gethostname())
+            self._begun = True
+        store.add(f"beat/{self._own}", 1)
+        self._answered = time.monotonic()
+        if not self._names[0] and store.check(["node/0"]):
+            self._names[0] = store.get("node/0").decode()
+        if not self.tells:
+            return
+        for node, name in enumerate(self._names):
+            if not self._beats[node] and store.check([f"node/{node}", f"beat/{node}"]):
+                self._names[node] = name or store.get(f"node/{node}").decode()
+                self._beats[node] = -1
+        begun = [node for node, beats in enumerate(self._beats) if beats]
+        for node, text in zip(begun, store.multi_get([f"beat/{node}" for node in begun]), strict=True):
+            if int(text) != self._beats[node]:
+                self._beats[node], self._heard[node] = int(text), self._answered
 
     def lost(self) -> RankFailed | None:
-        """The first node that nothing was heard of for too long. Talks to nobody.
-
-        Node 0, where the store is, looks after the others, and posts it; they look after their connection to it.
-        """
-        if len(self._beats) == 1:
-            return None
-        if not self._tells:
+        """The first node that nothing was heard of for too long."""
+        limit = lost_after(self.timeout)
+        if not self.tells:
             silent = time.monotonic() - self._answered
-            why = self._gone or (f"its store has not answered for {silent:.0f} s" if silent > self._limit_s else "")
+            why = self.gone or (f"its store has not answered for {silent:.0f} s" if silent > limit else "")
             return self._lost(0, why) if why else None
         for node, heard in enumerate(self._heard):
             silent = time.monotonic() - heard
-            if self._beats[node] and silent > self._limit_s:  # a node that has yet to begin may take its time
+            if self._beats[node] and silent > limit:  # a node that has yet to begin may take its time
                 return self._lost(node, f"nothing was heard of it for {silent:.0f} s")
         return None
 
@@ -107,56 +98,89 @@ class News:
         text = f"lost node {node} of {len(self._beats)}{where} ({ranks}): {why}. The machine, its network or its "
         return RankFailed(first, LOST, text + "processes are gone.")
 
+
+class News:
+    """Between launchers, one on each node: the first failure, a request to stop, and which node is lost."""
+
+    def __init__(self, store: Store, beats: Beats, num_nodes: int) -> None:
+        self.failed: RankFailed | None = None  # the first that was posted, of any rank
+        self.asked = 0  # which signal asked the run to stop
+        self.alone = False  # whether all other nodes have left; known on node 0
+        self.lost = beats.lost
+        self._store, self._beats, self._num_nodes = store, beats, num_nodes
+        self._to_post: list[RankFailed] = []
+        self._to_ask = 0
+        self._thread = Repeating(self._round, "trivet-news")
+
+    def start(self) -> News:
+        self._thread.start()
+        return self
+
+    def stop(self) -> None:
+        """Say what is left to say."""
+        self._thread.stop(wait=self._beats.tells or self.lost() is None)
+
+    def post(self, failure: RankFailed) -> None:
+        """Tell the others that a rank of this node failed; of all that are told, the first one counts."""
+        self._to_post.append(failure)
+        self._thread.wake.set()
+
+    def ask(self, number: int) -> None:
+        """Ask all ranks to stop, because of this signal."""
+        self._to_ask = number
+        self._thread.wake.set()
+
+    def _round(self, last: bool) -> None:
+        store = self._store
+        try:
+            while self._to_post:
+                post(store, self._to_post.pop(0))
+            if self._to_ask:
+                store.compare_set("stop/asked", "", str(self._to_ask))
+                self._to_ask = 0
+            if self.failed is None and store.check(["failed"]):
+                self.failed = RankFailed(*json.loads(store.get("failed")))
+            if not self.asked and store.check(["stop/asked"]):
+                self.asked = int(store.get("stop/asked"))
+            self._beats.beat()
+            self.alone = store.add("left", int(last)) >= self._num_nodes - 1
+        except RuntimeError as error:
+            self._beats.gone = str(error).partition("\n")[0]
+            raise
+
+
+class Repeating:
+    """A thread that does the same every half second, until that raises RuntimeError, as a store does whose process is
+    gone; once more when it is told to stop."""
+
+    def __init__(self, round: Callable[[bool], None], name: str) -> None:
+        self._round = round
+        self._stopped, self.wake = threading.Event(), threading.Event()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self.start = self._thread.start
+
+    def stop(self, *, wait: bool = True) -> None:
+        """Wait until it has stopped: a thread in the store's C++ code while Python ends aborts the process. Not where
+        the store will never answer."""
+        self._stopped.set()
+        self.wake.set()
+        self._thread.join(_STOP_S if wait else 0.0)
+
     def _run(self) -> None:
-        while True:
-            self._wake.clear()
-            last = self._stopped.is_set()
-            try:
-                self._round()
-                if last:
-                    self._store.add("left", 1)
-            except RuntimeError as error:  # the store went with the process that held it
-                self._gone = str(error).partition("\n")[0]
-                return
-            if last:
-                return
-            self._wake.wait(_PERIOD_S)
+        last = False
+        with contextlib.suppress(RuntimeError):
+            while not last:
+                self.wake.clear()
+                last = self._stopped.is_set()
+                self._round(last)
+                if not last:
+                    self.wake.wait(_PERIOD_S)
 
-    def _round(self) -> None:
-        store = self._store
-        while self._to_post:
-            failure = self._to_post.pop(0)
-            record = [failure.rank, failure.type_name, failure.message, failure.traceback]
-            store.compare_set("failed", "", json.dumps(record))
-        if self._to_ask:
-            store.compare_set("stop/asked", "", str(self._to_ask))
-            self._to_ask = 0
-        if self.failed is None and store.check(["failed"]):
-            self.failed = RankFailed(*json.loads(store.get("failed")))
-        if not self.asked and store.check(["stop/asked"]):
-            self.asked = int(store.get("stop/asked"))
-        if len(self._beats) > 1:
-            self._beat()
 
-    def _beat(self) -> None:
-        store = self._store
-        if not self._beats[self._own]:
-            store.set(f"node/{self._own}", self._name or socket.gethostname())
-        store.add(f"beat/{self._own}", 1)
-        self._beats[self._own] += 1
-        self._answered = time.monotonic()
-        if not self._names[0] and store.check(["node/0"]):
-            self._names[0] = store.get("node/0").decode()
-        if not self._tells:
-            return
-        self.alone = store.add("left", 0) >= len(self._beats) - 1
-        for node in range(len(self._beats)):
-            if not self._names[node] and store.check([f"node/{node}", f"beat/{node}"]):
-                self._names[node] = store.get(f"node/{node}").decode()
-        begun = [node for node, name in enumerate(self._names) if name]
-        for node, beats in zip(begun, store.multi_get([f"beat/{node}" for node in begun]), strict=True):
-            if int(beats) != self._beats[node] or node == self._own:
-                self._beats[node], self._heard[node] = int(beats), self._answered
+def post(store: Store, failure: RankFailed) -> None:
+    """Tell all ranks, unless another failure was told before."""
+    record = [failure.rank, failure.type_name, failure.message, failure.traceback]
+    store.compare_set("failed", "", json.dumps(record))
 
 
 def lost_after(timeout: float | None) -> float:

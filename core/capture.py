@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from . import manual
 from .checkpoint.parts import errors
 from .checkpoint.plain import check_plain
 from .data.window import sum_over_ranks
@@ -51,12 +52,12 @@ def capture(run: Run, *, tensors: bool = True) -> TrainState:
     if tensors:
         state.module, state.beside = module_tensors(run)
         state.optimizers = optimizer_states(engine)
-        state.strategy = strategy_tensors(engine, run.world)
+        state.strategy = strategy_tensors(engine, run.world) | manual.pending(run)
         state.schedulers = [schedule.scheduler.state_dict() for schedule in engine.schedules]
         state.scaler = engine.scaler.state_dict() if engine.scaler is not None else None
         state.data = run.train_data.state_dict() if run.train_data is not None else {}
         state.metrics = run.train_metrics.state_dict()
-        state.host_noise = _by_rank(run.next_host_noise(), run.world)
+        state.host_noise, state.torch_noise = (_by_rank(number, run.world) for number in run.next_noise())
     return state
 
 
@@ -110,19 +111,22 @@ def _restore(run: Run, state: TrainState, path: str | Path) -> None:
         )
     load_optimizers(engine, state, path)
     load_strategy(engine, state, run.world)
+    manual.load_pending(run, state.strategy, state.plan.get("world_size"))
     for schedule, saved in zip(engine.schedules, state.schedulers, strict=True):
         schedule.scheduler.load_state_dict(saved)
     if engine.scaler is not None and state.scaler is not None:
         engine.scaler.load_state_dict(state.scaler)
     run.train_metrics.load_state_dict(state.metrics)
     run.seed = state.seed
-    if run.world.rank < len(state.host_noise):
-        run.host_noise = state.host_noise[run.world.rank]
     restored = Progress.from_dict(state.progress)
     for name in restored.to_dict():
         if name in state.progress:
             setattr(run.progress, name, getattr(restored, name))
     run.logged_at = run.progress.update
+    rank, update = run.world.rank, run.progress.update + run.progress.skipped
+    run.host_noise, run.torch_noise = (
+        noise[rank] if rank < len(noise) else update for noise in (state.host_noise, state.torch_noise)
+    )
 
 
 def _check_shapes(state: TrainState) -> None:
@@ -241,7 +245,11 @@ def strategy_tensors(engine: Engine, world: World) -> dict[str, Tensor]:
 def load_strategy(engine: Engine, state: TrainState, world: World) -> None:
     """The reverse of `strategy_tensors`. All ranks call it, when weights and optimizers are read."""
     alike, apart = (
-        {name.removeprefix(begin): tensor for name, tensor in state.strategy.items() if name.startswith(begin)}
+        {
+            name.removeprefix(begin): tensor
+            for name, tensor in state.strategy.items()
+            if name.startswith(begin) and not manual.is_pending(name)
+        }
         for begin in ("all/", f"rank{world.rank}/")
     )
     if (there := state.plan.get("world_size")) != world.world_size:

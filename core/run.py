@@ -19,7 +19,7 @@ from .metric_objects import MetricObjects
 from .metrics import Metrics, Silent
 from .module import Module
 from .plugins import Accelerator, Clip, MicroBatch, StepResult, Strategy
-from .seeding import derive, host_mark, seed_all, seed_host, seed_torch
+from .seeding import derive, mark, of_host, of_torch, seed_all, seed_host, seed_torch
 from .state import Progress
 
 if TYPE_CHECKING:
@@ -100,13 +100,15 @@ class Run:
     cut: bool = False  # whether a hook ended the epoch
     resumed: bool = False
     ends_epoch: bool = False  # whether the newest update was the epoch's last, as far as the data knows
-    # The update that Python's and numpy's streams were last seeded for, which nothing has drawn from since
+    # The updates that the streams of Python and numpy, and torch's of the CPU, were last seeded for; none drew since
     host_noise: int = 0
-    _host_mark: object = None
+    torch_noise: int = 0
+    _mark: bytes = b""
     loaded_in: int = -1  # the epoch that loaders were last asked for
     reload: Callable[[], None] | None = None  # at the begin of an epoch; see ``reload_dataloaders_every_n_epochs``
     validated_at: float = 0.0  # by the clock, where validation goes by it
     logged_at: int = -1  # the update of the newest row of steps
+    evaluated: int = 0  # batches that were evaluated, of any kind
     validations: int = 0  # begun since the start of this process, the same on all ranks
     boundaries: int = 0  # update boundaries since the start of this process, the same on all ranks
     background: Background = field(init=False)
@@ -189,31 +191,36 @@ class Run:
         seed_all(value)
         if self.seed_device is not None:
             self.seed_device(value)
-        self.host_noise = self.progress.update + self.progress.skipped
+        self.host_noise = self.torch_noise = self.progress.update + self.progress.skipped
 
     def begin_step(self) -> None:
-        """Start the random streams of a step; Python's and numpy's are as `end_step` left them, whatever data drew."""
-        value = derive(self.seed, NOISE, self.progress.update + self.progress.skipped, self.world.rank)
-        seed_torch(value)
+        """Start a step's random streams: the device's anew, the CPU's as `end_step` left them, whatever data drew."""
         if self.seed_device is not None:
-            self.seed_device(value)
-        if host_mark() != self._host_mark:
-            self._seed_host()
+            self.seed_device(derive(self.seed, NOISE, self.progress.update + self.progress.skipped, self.world.rank))
+        if mark() != self._mark:
+            self._seed_moved()
 
     def end_step(self) -> None:
-        """Start Python's and numpy's streams anew if they were drawn from. Last between two updates, before data."""
-        if host_mark() != self._host_mark:
-            self.host_noise = self.progress.update + self.progress.skipped
-            self._seed_host()
+        """Start the CPU's streams anew that were drawn from. Last between two updates, before data."""
+        if mark() != self._mark:
+            self.host_noise, self.torch_noise = self.next_noise()
+            self._seed_moved()
 
-    def next_host_noise(self) -> int:
-        """What `host_noise` will be in the next step; changes nothing."""
-        moved = self._host_mark is not None and host_mark() != self._host_mark
-        return self.progress.update + self.progress.skipped if moved else self.host_noise
+    def next_noise(self) -> tuple[int, int]:
+        """What `host_noise` and `torch_noise` will be in the next step; changes nothing."""
+        now, before, update = mark(), self._mark, self.progress.update + self.progress.skipped
+        return (
+            update if before and now[of_host] != before[of_host] else self.host_noise,
+            update if before and now[of_torch] != before[of_torch] else self.torch_noise,
+        )
 
-    def _seed_host(self) -> None:
-        seed_host(derive(self.seed, NOISE, self.host_noise, self.world.rank))
-        self._host_mark = host_mark()
+    def _seed_moved(self) -> None:
+        now, before = mark(), self._mark
+        if now[of_torch] != before[of_torch]:
+            seed_torch(derive(self.seed, NOISE, self.torch_noise, self.world.rank))
+        if now[of_host] != before[of_host]:
+            seed_host(derive(self.seed, NOISE, self.host_noise, self.world.rank))
+        self._mark = mark()
 
 
 def _has(plugin: Any, method: str) -> bool:

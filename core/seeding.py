@@ -10,16 +10,18 @@ import os
 import random
 import sys
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
 
 from .errors import ConfigurationError
+from .torch_compat import generator_address
 
 SEED_VARIABLE = "TRIVET_SEED"
 _LARGEST_SEED = 2**32 - 1  # numpy's bound
 _WORDS = 625  # the state of a Mersenne twister: 624 words and the index of the next
+_NEAR = 16  # bytes: the index, or the one after it, and three words
 
 
 def seed_everything(seed: int | None = None, workers: bool = True) -> int:
@@ -79,54 +81,78 @@ seed_torch: Callable[[int], object] = torch.default_generator.manual_seed  # the
 
 @cache
 def _numpy_seed() -> Callable[[int], None] | None:
+    numpy = _numpy()
+    return None if numpy is None else numpy.random.seed
+
+
+def _numpy() -> Any:
+    """The module, or None."""
     try:
         import numpy
     except ImportError:
         return None
-    return numpy.random.seed
+    return numpy
 
 
 # ------------------------------------------------------------------------------------- has a generator moved?
 
 
-def _host_mark() -> Callable[[], object]:
+def _mark() -> Callable[[], bytes]:
+    """See `mark`."""
+    numpy = _numpy()
     try:
-        import numpy
+        found = [_torch_words(), _python_words(), *([_numpy_words(numpy)] if numpy is not None else [])]
+    except AttributeError:
+        return partial(os.urandom, 2 * _NEAR)
+    if not all(_holds(start, words) for start, words, _ in found):
+        return partial(os.urandom, 2 * _NEAR)
+    # Each draw moves the index or makes all words anew; those next to the index tell one set of words from another.
+    return partial(b"".join, tuple((ctypes.c_char * _NEAR).from_address(near) for _, _, near in found))
 
-        address, state = _numpy_words(numpy)
-    except ImportError:
-        address, state = 0, []
-    except AttributeError:  # numpy < 1.24
-        return object
+
+# Where a global generator keeps its words and its index, what they are now, and where the index is with a few words
+_Words = tuple[int, list[int], int]
+
+
+def _python_words() -> _Words:
     inner = random.random.__self__  # type: ignore[attr-defined]
     start = id(inner) + object.__basicsize__
-    *key, index = random.getstate()[1]
     if sys.implementation.name != "cpython" or random.Random.__basicsize__ < object.__basicsize__ + 4 * _WORDS:
-        return object
-    if not _holds(start, [index, *key]) or (address and not _holds(address, state)):
-        return object
-    # Each draw moves the index or makes all words anew; those next to the index tell one set of words from another.
-    python = (ctypes.c_char * 16).from_address(start)
-    if not address:
-        return lambda: python.raw
-    other = (ctypes.c_char * 12).from_address(address + 4 * (_WORDS - 3))
-    return lambda: (python.raw, other.raw)
+        raise AttributeError
+    *key, index = random.getstate()[1]
+    return start, [index, *key], start
 
 
-def _numpy_words(numpy: Any) -> tuple[int, list[int]]:
-    """Where numpy's global generator keeps its words and its index, and what they are now."""
-    generator = numpy.random.get_bit_generator()
+def _numpy_words(numpy: Any) -> _Words:
+    generator = numpy.random.get_bit_generator()  # AttributeError: numpy < 1.24
     if generator.state["bit_generator"] != "MT19937":
         raise AttributeError
-    state = generator.state["state"]
-    return generator.ctypes.state_address, [*state["key"].tolist(), state["pos"]]
+    state, start = generator.state["state"], generator.ctypes.state_address
+    return start, [*state["key"].tolist(), state["pos"]], start + 4 * (_WORDS - 4)
+
+
+def _torch_words() -> _Words:
+    # The CPU generator's object is longer than its 624 words, so its first 256 bytes can be read.
+    generator = torch.default_generator
+    state = generator.get_state()
+    if len(state) < 24 + 8 * (_WORDS - 1):
+        raise AttributeError
+    index, *words = state[16 : 24 + 8 * (_WORDS - 1)].view(torch.int64).tolist()
+    address, some = generator_address(generator), 8
+    begin = b"".join(word.to_bytes(4, sys.byteorder) for word in [index, *words[: some - 1]])
+    offset = (ctypes.c_char * 256).from_address(address).raw.find(begin)
+    if offset < 0:
+        raise AttributeError
+    return address + offset, [index, *words], address + offset
 
 
 def _holds(address: int, words: list[int]) -> bool:
     return list((ctypes.c_uint32 * _WORDS).from_address(address)) == words
 
 
-# A value that differs from the one before if Python's or numpy's global generator was drawn from or seeded in between.
-# Reading the few words costs 0.1 us; the public getstate of both, 40 us, says at import whether they are where they are
-# expected. Where they are not, every value differs from every other: the generators then always count as moved.
-host_mark: Callable[[], object] = _host_mark()
+# A value that differs from the one before if torch's (of the CPU), Python's or numpy's global generator was drawn from
+# or seeded in between; `of_torch` and `of_host` are its parts. Reading the few words costs 0.1 us; the public getstate
+# of all three, 50 us, says at import whether they are where they are expected. Where they are not, every value differs
+# from every other: the generators then always count as moved.
+mark: Callable[[], bytes] = _mark()
+of_torch, of_host = slice(_NEAR), slice(_NEAR, None)

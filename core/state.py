@@ -61,10 +61,11 @@ class TrainState:
     ``module``: tensors by the user's names. ``optimizers``: one entry per optimizer with ``state`` (parameter name ->
     key -> tensor or plain value) and ``groups`` (list of options, each with ``params``, the parameter names).
     ``scaler``: the loss scaler or None. ``data``: the position in the training data. ``seed``: the run's seed, from
-    which every random number follows by position. ``host_noise``: by rank, the update that Python's and numpy's streams
-    were last seeded for (`Run.host_noise`). ``metrics``: accumulators of the current epoch. ``callbacks``: by
-    state key. ``beside``: tensors that callbacks keep beside the module's, laid out like those. ``strategy``: what the
-    strategy itself keeps; names that begin with ``rank<n>/`` are of one rank, see `Strategy.own_state`.
+    which every random number follows by position. ``host_noise`` and ``torch_noise``: by rank, the updates that
+    Python's and numpy's streams, and torch's, were last seeded for (`Run.host_noise`). ``metrics``: accumulators of
+    the current epoch. ``callbacks``: by state key. ``beside``: tensors that callbacks keep beside the module's,
+    laid out like those. ``strategy``: what the strategy itself keeps; names that begin with ``rank<n>/`` are of one
+    rank, see `Strategy.own_state`.
     """
 
     progress: dict[str, Any] = field(default_factory=dict)
@@ -77,6 +78,7 @@ class TrainState:
     data: dict[str, Any] = field(default_factory=dict)
     seed: int = 0
     host_noise: list[int] = field(default_factory=list)
+    torch_noise: list[int] = field(default_factory=list)
     metrics: dict[str, Any] = field(default_factory=dict)
     callbacks: dict[str, dict[str, Any]] = field(default_factory=dict)
     datamodule: dict[str, Any] = field(default_factory=dict)

@@ -79,4 +79,13 @@ def collectives_begun() -> int:
 def generator_address(generator: torch.Generator) -> int:
     """Where the C++ object of a generator lies. Its state can be had as a tensor only, which takes 10 microseconds, and
     `seeding.host_mark` looks at it several times in each step. Raises AttributeError where torch says no address."""
-    return int(generator._cdata)
+    return int(generator._cdata)  # type: ignore[attr-defined]
+
+
+def version(tensor: torch.Tensor) -> int:
+    """How often a tensor's memory was written to, as autograd counts it.
+
+    Its notes describe the counter, and there is no public way to read it. Otherwise every gradient would have to be
+    watched by a hook, to know whether a backward has added to it.
+    """
+    return tensor._version

@@ -157,6 +157,7 @@ _FORMS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "optimizers": (_are_optimizers, "a list of dicts with state and groups"),
     "schedulers": (_are_dicts, "a list of dicts"),
     "host_noise": (_are_integers, "a list of integers"),
+    "torch_noise": (_are_integers, "a list of integers"),
     "scaler": (lambda value: value is None or _is_dict(value), "a dict or None"),
     "seed": (lambda value: type(value) is int, "an integer"),
     "progress": (manifests.is_progress, "a dict of numbers that are not negative"),

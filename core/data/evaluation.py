@@ -15,7 +15,7 @@ from .dealing import prebuilt_size
 from .indexed import dealt_loader
 from .loader_copy import copy_loader
 from .order import Order
-from .positions import EVAL, Indices, draws_nothing
+from .positions import EVAL, SAMPLE, Indices, Placed, draws_nothing
 from .sharding import describe, index_source, is_indexed, known_length, limited, refuse_distributed_samplers
 from .stream import LocalBatches
 
@@ -40,7 +40,12 @@ class _Turns:
             indices = [batch] if self.prebuilt else list(batch)
             if number % self.world_size == self.rank:
                 self.sizes.append((number, prebuilt_size(batch) if self.prebuilt else len(indices), indices))
-                yield Indices(indices, self.seed, 0, position) if self.seeded else batch
+                if not self.seeded:
+                    yield batch
+                elif self.prebuilt:
+                    yield Placed(batch, derive(self.seed, SAMPLE, 0, position))
+                else:
+                    yield Indices(indices, self.seed, 0, position)
             position += len(indices)
 
 

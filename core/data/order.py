@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
-from itertools import count
+from itertools import chain, count
 from typing import Any
 
 import torch
@@ -79,9 +79,13 @@ class Order:
             self.load(self._rewind, workers_kept=True)
         self._pass = 0
         seed_all(self._derived(0))
+        whole = self._drawn(undone=bool(self._rewind))
+        return self._again(whole) if self._repeats else whole
+
+    def _drawn(self, *, undone: bool) -> Iterator[Any]:
         iterator = iter(self._source)
-        first = self._draw(iterator, self.state() if self._rewind else {})
-        return self._again(first) if self._repeats else first
+        drawn = self._draw(iterator, self.state() if undone else {})
+        return drawn if self._draws_late else chain(drawn, iterator)
 
     def _derived(self, number: int) -> int:
         return derive(self._seed, ORDER, self._epoch, number + self._pass * PASS)
@@ -95,9 +99,10 @@ class Order:
                 yield batch
             self._pass += 1
             seed_all(self._derived(0))
-            iterator = self._draw(iter(self._source), {})
+            iterator = self._drawn(undone=False)
 
     def _draw(self, iterator: Iterator[Any], undo: dict[str, Any]) -> Iterator[Any]:
+        """The first index, or all of them where each may draw random numbers."""
         self.load(undo, workers_kept=False)
         try:
             for number in count(1):
@@ -107,7 +112,6 @@ class Order:
                     break
         except StopIteration:
             return
-        yield from iterator
 
 
 def _draws_at_once(sampler: Any) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from torch import Tensor
 from torch.utils.data import (
@@ -17,10 +17,10 @@ from torch.utils.data import (
     default_convert,
 )
 
-from ..seeding import derive, host_mark, seed_all, seed_torch
+from ..seeding import derive, mark, of_host, of_torch, seed_all, seed_torch
 
 SAMPLE, ORDER, EVAL = 1, 2, 3  # which stream of random numbers; the first number after the run's seed
-PROBES, ALWAYS_SEED = 64, -1
+PROBES = 64
 _COLLATES = (default_collate, default_convert)
 
 
@@ -47,6 +47,13 @@ class Indices(list[Any]):
         return (Indices, (self[:], self.seed, self.epoch, self.start))
 
 
+class Placed(NamedTuple):
+    """The index of a batch that a data set builds itself (``batch_size=None``), and what to seed with to read it."""
+
+    index: Any
+    value: int
+
+
 @runtime_checkable
 class ReadsBatches(Protocol):
     """A data set that reads a whole batch in one call."""
@@ -54,53 +61,104 @@ class ReadsBatches(Protocol):
     def __getitems__(self, indices: list[Any], /) -> list[Any]: ...
 
 
-class Reader:
-    """Stands before the user's data set, and seeds the generators before each sample, or whole batch, is read.
+def _unread(index: Any) -> Any:
+    raise NotImplementedError(f"the data set reads batches only, and one sample was asked for: {index!r}.")
 
-    Seeding Python's and numpy's generators takes several times as long as to see that a read left them alone. So after
-    `PROBES` reads that did, they are no longer seeded (``quiet``), until a read moves them: that one is done again with
-    the seeds that it should have had, and all reads after it are seeded. What is read is the same in either case.
+
+class Reads:
+    """The reads of a data set, the generators seeded before each.
+
+    Seeding takes many times as long as to see that a read left the generators alone. So after `PROBES` reads only those
+    are seeded that moved: none, torch's, or all. A read that moves another one is done again with the seeds that it
+    should have had, and all reads after it get them too. What is read is the same in either case.
+    """
+
+    __slots__ = ("_moved_torch", "get", "many", "probes", "seed")
+
+    def __init__(self, dataset: Any, *, quiet: bool) -> None:
+        self.get: Callable[[Any], Any] = getattr(dataset, "__getitem__", _unread)
+        self.many = dataset.__getitems__ if isinstance(dataset, ReadsBatches) else None
+        self.seed: Callable[[int], object] | None = seed_all
+        self.probes = PROBES if quiet else 0
+        self._moved_torch = False
+
+    @property
+    def quiet(self) -> bool:
+        """Whether not all generators are seeded, or perhaps not for long."""
+        return self.probes > 0 or self.seed is not seed_all
+
+    def one(self, placed: Placed) -> Any:
+        """A batch that the data set builds."""
+        return self._read(self.get, placed[0], placed[1])
+
+    def batch(self, indices: Indices) -> Any:
+        """The samples of a batch."""
+        seed, epoch, start = indices.seed, indices.epoch, indices.start
+        if self.many is not None:
+            return self._read(self.many, indices[:], derive(seed, SAMPLE, epoch, start))
+        get = self.get
+        if self.seed is None:
+            before = mark()
+            samples = [get(index) for index in list.__iter__(indices)]
+            if mark() == before:
+                return samples
+            self._notice(before)
+        numbered = enumerate(list.__iter__(indices), start)
+        return [self._read(get, index, derive(seed, SAMPLE, epoch, position)) for position, index in numbered]
+
+    def _read(self, get: Callable[[Any], Any], index: Any, value: int) -> Any:
+        """One read; ``value`` is its seed."""
+        if self.seed is None:
+            before = mark()
+            result = get(index)
+            if mark() == before:
+                return result
+            self._notice(before)
+        return self._seeded(get, index, value)
+
+    def _notice(self, before: bytes) -> None:
+        """A read moved a generator that was not seeded."""
+        self.seed = seed_all if mark()[of_host] != before[of_host] else seed_torch
+
+    def _seeded(self, get: Callable[[Any], Any], index: Any, value: int) -> Any:
+        assert self.seed is not None
+        self.seed(value)
+        if self.seed is seed_all and not self.probes:
+            return get(index)
+        before = mark()
+        result = get(index)
+        now = mark()
+        self._moved_torch |= now[of_torch] != before[of_torch]
+        if now[of_host] != before[of_host]:
+            if not self.probes:  # seeded was torch's generator alone
+                seed_all(value)
+                result = get(index)
+            self.seed, self.probes = seed_all, 0
+        elif self.probes:
+            self.probes -= 1
+            if not self.probes:
+                self.seed = seed_torch if self._moved_torch else None
+        return result
+
+
+class Reader:
+    """Stands before the user's data set, and seeds before what is read at a position, see `Reads`.
+
     Everything else, also setting an attribute, goes to the user's data set.
     """
 
-    __slots__ = ("_probes", "_whole", "_wrapped")
+    __slots__ = ("_one", "_reads", "_wrapped")
 
     def __init__(self, dataset: Any, *, quiet: bool) -> None:
-        object.__setattr__(self, "_wrapped", dataset)
-        object.__setattr__(self, "_whole", isinstance(dataset, ReadsBatches))
-        object.__setattr__(self, "_probes", PROBES if quiet else ALWAYS_SEED)
+        reads = Reads(dataset, quiet=quiet)
+        for name, value in (("_wrapped", dataset), ("_reads", reads), ("_one", reads.one)):
+            object.__setattr__(self, name, value)
 
     def __getitems__(self, indices: Indices) -> Any:
-        wrapped, seed, epoch, start = self._wrapped, indices.seed, indices.epoch, indices.start
-        if self._whole:
-            return self._read(wrapped.__getitems__, indices[:], derive(seed, SAMPLE, epoch, start))
-        read, get = self._read, wrapped.__getitem__
-        return [
-            read(get, index, derive(seed, SAMPLE, epoch, n)) for n, index in enumerate(list.__iter__(indices), start)
-        ]
+        return self._reads.batch(indices)
 
     def __getitem__(self, index: Any) -> Any:
-        if not isinstance(index, Indices):
-            return self._wrapped[index]
-        value = derive(index.seed, SAMPLE, index.epoch, index.start)
-        return self._read(self._wrapped.__getitem__, index[0], value)
-
-    def _read(self, get: Callable[[Any], Any], index: Any, value: int) -> Any:
-        probes = self._probes
-        if not probes:
-            seed_torch(value)
-            before = host_mark()
-            result = get(index)
-            if host_mark() == before:
-                return result
-            object.__setattr__(self, "_probes", ALWAYS_SEED)
-        seed_all(value)
-        if probes <= 0:
-            return get(index)
-        before = host_mark()
-        result = get(index)
-        object.__setattr__(self, "_probes", probes - 1 if host_mark() == before else ALWAYS_SEED)
-        return result
+        return self._one(index) if type(index) is Placed else self._wrapped[index]
 
     def __len__(self) -> int:
         return len(self._wrapped)
@@ -120,7 +178,7 @@ class Reader:
         return type(self._wrapped)
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
-        return (partial(Reader, quiet=self._probes != ALWAYS_SEED), (self._wrapped,))
+        return (partial(Reader, quiet=self._reads.quiet), (self._wrapped,))
 
 
 def seeded_dataset(loader: DataLoader[Any]) -> Any:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from trivet.errors import ConfigurationError
-from trivet.seeding import derive, host_mark, seed_all, seed_everything
+from trivet.seeding import derive, mark, of_host, of_torch, seed_all, seed_everything
 
 
 @pytest.fixture(autouse=True)
@@ -86,6 +86,12 @@ DRAWS = {
     "numpy 624 words": lambda: np.random.rand(312),
     "numpy gauss": np.random.randn,
     "numpy seed": lambda: np.random.seed(0),
+    "torch": lambda: torch.rand(()),
+    "torch 624 words": lambda: torch.rand(624),
+    "torch normal": lambda: torch.randn(()),
+    "torch dropout": lambda: torch.dropout(torch.ones(2), 0.5, True),
+    "torch seed": lambda: torch.default_generator.manual_seed(0),
+    "torch state": lambda: torch.set_rng_state(torch.Generator().get_state()),
     "numpy state": lambda: np.random.set_state(np.random.RandomState(1).get_state()),
 }
 
@@ -93,10 +99,12 @@ DRAWS = {
 @pytest.mark.parametrize("name", DRAWS)
 def test_the_mark_tells_a_draw(name: str):
     seed_all(derive(1, 2))
-    before = host_mark()
-    torch.rand(3)
+    before = mark()
+    torch.rand(3, generator=torch.Generator())
     random.Random(1).random()
     np.random.RandomState(1).rand()
-    assert host_mark() == before  # so this interpreter and numpy keep their words where they are looked for
+    assert mark() == before  # so this interpreter, numpy and torch keep their words where they are looked for
     DRAWS[name]()
-    assert host_mark() != before
+    moved, kept = (of_torch, of_host) if name.startswith("torch") else (of_host, of_torch)
+    assert mark()[moved] != before[moved]
+    assert mark()[kept] == before[kept]

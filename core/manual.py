@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import warnings
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
+from weakref import ref
 
 import torch
 from torch import Tensor, nn
@@ -14,11 +16,17 @@ from torch.utils.hooks import RemovableHandle
 from . import gradients, losses
 from .errors import ConfigurationError
 from .hooks import call
+from .layout import distribute, sharded
 from .overridden import OptimizerView
 from .plugins import Clip, StepResult
+from .torch_compat import version
 
 if TYPE_CHECKING:
     from .run import Run
+
+
+# kinds of gradients in a checkpoint: those of parameters, and those put aside within an accumulated update
+GRADIENT, ASIDE = "gradient/", "aside/"
 
 
 class ManualOptimizer(OptimizerView):
@@ -32,6 +40,7 @@ class ManualOptimizer(OptimizerView):
     def __init__(self, optimizer: Optimizer, run: Run) -> None:
         super().__init__(optimizer, run)
         self._aside: dict[nn.Parameter, Tensor] = {}
+        self._spent: dict[nn.Parameter, tuple[ref[Tensor], int]] = {}  # gradients that a step took, as it left them
 
     @contextmanager
     def toggle_model(self, sync_grad: bool = True) -> Iterator[None]:
@@ -75,9 +84,30 @@ class ManualOptimizer(OptimizerView):
             engine.root, [self.optimizer], clip=clip, scaler=engine.scaler, before_step=run.before_step
         )
         run.stepping = False
+        self._spend(params)
         torch.clear_autocast_cache()  # the step runs inside autocast, which would go on with casts of the old weights
         run.manual_results.append(result)
         return None
+
+    def _spend(self, params: list[nn.Parameter]) -> None:
+        self._spent = {param: (ref(param.grad), _written(param.grad)) for param in params if param.grad is not None}
+
+    def pending(self) -> Iterator[tuple[str, nn.Parameter, Tensor]]:
+        """Gradients that no step has taken yet: their kind, parameter and value."""
+        for param in gradients.parameters([self.optimizer]):
+            if (grad := param.grad) is not None:
+                spent, then = self._spent.get(param, (None, 0))
+                if spent is None or spent() is not grad or _written(grad) != then:
+                    yield GRADIENT, param, grad
+        for param, held in self._aside.items():
+            yield ASIDE, param, held
+
+    def owe(self, kind: str, param: nn.Parameter, value: Tensor) -> None:
+        """The reverse of `pending`."""
+        if kind == ASIDE:
+            self._aside[param] = value
+        else:
+            param.grad = value
 
     def _step_with_closure(self, closure: Callable[[], Any]) -> Any:
         run = self._run
@@ -106,9 +136,70 @@ class ManualOptimizer(OptimizerView):
         run.stepping = True
         value = self.optimizer.step(evaluate)
         run.stepping = False
+        self._spend(gradients.parameters([self.optimizer]))
         torch.clear_autocast_cache()
         run.manual_results.append(StepResult())
         return value
+
+
+def _written(grad: Tensor) -> int:
+    """Changes with each backward that adds to a gradient. FSDP adds to the part that this rank has."""
+    found = sharded(grad)
+    return version(grad if found is None else found.to_local())
+
+
+# ------------------------------------------------------------------------------------ gradients between two updates
+
+
+def pending(run: Run) -> dict[str, Tensor]:
+    """Gradients that no step has taken yet, by their names in a checkpoint. All ranks call it.
+
+    One that is sharded, and that of a single process, is the mean over all ranks; others are this rank's share of it.
+    """
+    if run.module.automatic_optimization:
+        return {}
+    found = {}
+    for optimizer in run.optimizers():
+        for kind, param, value in optimizer.pending():
+            if name := run.engine.names.get(param):
+                complete = run.world.world_size == 1 or sharded(value) is not None
+                found[f"{'all' if complete else f'rank{run.world.rank}'}/{kind}{name}"] = value
+    return found
+
+
+def is_pending(name: str) -> bool:
+    """Whether a name of `TrainState.strategy` is one of `pending`."""
+    return name.partition("/")[2].startswith((GRADIENT, ASIDE))
+
+
+def load_pending(run: Run, state: Mapping[str, Tensor], world_size: int | None) -> None:
+    """The reverse of `pending`, of a checkpoint of so many processes."""
+    if run.module.automatic_optimization:
+        return
+    params = {name: param for param, name in run.engine.names.items()}
+    lost = []
+    for optimizer in run.optimizers():
+        mine = set(gradients.parameters([optimizer]))
+        for full, value in state.items():
+            owner, _, rest = full.partition("/")
+            kind, _, name = rest.partition("/")
+            param = params.get(name)
+            if not is_pending(full) or param not in mine:
+                continue
+            layout = sharded(param)
+            if owner != "all" and (world_size != run.world.world_size or layout is not None):
+                lost.append(name)
+                continue
+            if layout is not None and sharded(value) is None:
+                value = distribute(value, layout)
+            optimizer.owe(f"{kind}/", param, value.to(param.device, param.dtype))
+    if lost:
+        warnings.warn(
+            f"the checkpoint holds gradients that no step had taken, of each rank of another layout: {sorted(lost)[:3]}"
+            f"{' and more' if len(lost) > 3 else ''}. They are left out. Go on with the strategy and the number of "
+            "processes that wrote it, or save where all optimizers have stepped.",
+            stacklevel=2,
+        )
 
 
 def backward(run: Run, loss: Tensor, options: dict[str, Any]) -> None:

@@ -22,7 +22,7 @@ from ..state import TrainState
 from . import manifest as manifests
 from .contents import Contents, open_checkpoint, read_state
 from .files import Place, place
-from .parts import OPTIMIZER_TENSORS, RANKS, TENSORS, errors
+from .parts import OPTIMIZER_TENSORS, RANKS, SHARED, TENSORS, errors
 from .places import delete, sweep
 from .sums import Checks
 from .writing import write
@@ -195,8 +195,9 @@ def _staging(index: Metadata, name: str, targets: dict[str, Tensor]) -> Tensor:
         # Sharded tensors are read in place: a model that is sharded for its size doesn't fit twice.
         in_place = sharded(target) is not None and entry.properties.dtype == target.dtype
         return target if in_place else torch.empty_like(target.detach())
-    if name.startswith("optimizer/"):
-        like = targets.get(f"module/{name.split('/', 2)[2].rpartition('/')[0]}")
+    if name.startswith(("optimizer/", *SHARED)):
+        parameter = name.split("/", 3)[3] if name.startswith(SHARED) else name.split("/", 2)[2].rpartition("/")[0]
+        like = targets.get(f"module/{parameter}")
         if like is not None and sharded(like) is not None and entry.size == like.shape:
             return torch.empty_like(like.detach(), dtype=entry.properties.dtype)
     return storage.empty(index, name)

@@ -9,6 +9,8 @@ from ..errors import CheckpointError, TrivetError
 
 TENSORS = "tensors"
 RANKS = "strategy/rank"  # begins the names of tensors that one rank alone has
+# begin those of tensors that all ranks have and that belong to a parameter, whose name follows: see `manual.pending`
+SHARED = ("strategy/all/gradient/", "strategy/all/aside/")
 STATE = "state.pt"
 AS_TENSORS = {"module", "beside", "strategy"}  # fields of a TrainState that are not in state.pt
 OPTIMIZER_TENSORS = "tensors"  # in state.pt, per optimizer: parameter name -> keys whose values are in tensors/

@@ -176,7 +176,6 @@ class Combined:
 
     batch_size = None
     reads = "that is combined of several"
-    inexact = None
 
     def __init__(
         self,
@@ -201,6 +200,11 @@ class Combined:
             for number, (one, length) in enumerate(zip(loader.flattened, lengths, strict=True))
         ]  # fmt: skip
         self._longest = self._sources[lengths.index(max(lengths))]
+
+    @property
+    def inexact(self) -> str | None:
+        """What one of the loaders cannot go on with exactly."""
+        return next((source.inexact for source in self._sources if source.inexact is not None), None)
 
     @property
     def batches_per_update(self) -> int:

@@ -119,7 +119,6 @@ class Indexed:
     """The windows of a loader whose samples are dealt among ranks by index."""
 
     reads = "that is read by index"
-    inexact = None  # any position can be gone to
 
     def __init__(
         self,
@@ -155,6 +154,11 @@ class Indexed:
         self._resumed: dict[str, Any] | None = None
         if limit != 0 and self.user_batches == 0:
             raise DataError(f"the loader gives no batch: {self._text}.")
+
+    @property
+    def inexact(self) -> str | None:
+        """Any position can be gone to; the order of the samples may be nobody's to know."""
+        return self._order.inexact
 
     @property
     def batches_per_update(self) -> int:

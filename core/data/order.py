@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Iterator
 from itertools import chain, count
 from typing import Any
 
-import torch
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
@@ -20,6 +18,7 @@ from torch.utils.data.distributed import DistributedSampler
 
 from ..seeding import derive, seed_all
 from .positions import ORDER
+from .remembered import Remembered
 from .sharding import KnowsEpoch, index_source, samplers
 
 PASS = 2**32  # more than the batches of a pass
@@ -38,7 +37,7 @@ class Order:
         self._source, self._seed = index_source(loader), seed
         self._draws_late = not iterable and not _draws_at_once(self._source)
         self._told = [x for x in (*samplers(loader).values(), loader.dataset) if isinstance(x, KnowsEpoch)]
-        self._generators = _find_generators(loader)
+        self._remembered = Remembered(loader)
         self._epoch = self._pass = 0
         self._repeats = repeats  # whether it begins anew, with other random numbers, where it ends
         self._rewind: dict[str, Any] = {}
@@ -59,17 +58,21 @@ class Order:
         self._kept = self.state()
 
     def state(self) -> dict[str, Any]:
-        """The states of the user's generators by name, as plain data."""
-        return {name: _get_state(generator) for name, generator in self._generators.items()}
+        """What the user's samplers remember, see `Remembered`, as plain data."""
+        return self._remembered.state()
+
+    @property
+    def inexact(self) -> str | None:
+        """What samplers hold that is not stored."""
+        return self._remembered.unknown
 
     def load(self, state: dict[str, Any], *, workers_kept: bool) -> None:
-        """Put the user's generators back to what they were when this epoch began.
+        """Put the user's samplers back to what they were when this epoch began.
 
         ``workers_kept``: persistent workers lived on then, so the loader did not draw a base seed; it will now, with
         new workers, and that draw has to be undone.
         """
-        for name in state.keys() & self._generators.keys():
-            _set_state(self._generators[name], state[name])
+        self._remembered.load(state)
         if workers_kept:
             self._rewind = state
 
@@ -84,7 +87,7 @@ class Order:
 
     def _drawn(self, *, undone: bool) -> Iterator[Any]:
         iterator = iter(self._source)
-        drawn = self._draw(iterator, self.state() if undone else {})
+        drawn = self._draw(iterator, self._remembered.generator_states() if undone else {})
         return drawn if self._draws_late else chain(drawn, iterator)
 
     def _derived(self, number: int) -> int:
@@ -103,7 +106,7 @@ class Order:
 
     def _draw(self, iterator: Iterator[Any], undo: dict[str, Any]) -> Iterator[Any]:
         """The first index, or all of them where each may draw random numbers."""
-        self.load(undo, workers_kept=False)
+        self._remembered.load(undo, generators_only=True)
         try:
             for number in count(1):
                 seed_all(self._derived(number))
@@ -127,55 +130,3 @@ def _draws_at_once(sampler: Any) -> bool:
         tuple,
         range,
     )
-
-
-def _find_generators(loader: DataLoader[Any]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for owner_name, owner in {"loader": loader, **samplers(loader)}.items():
-        for name, value in getattr(owner, "__dict__", {}).items():
-            known = any(value is other for other in found.values())
-            if not known and (isinstance(value, (torch.Generator, random.Random)) or _is_numpy_generator(value)):
-                found[f"{owner_name}.{name}"] = value
-    return found
-
-
-def _is_numpy_generator(value: Any) -> bool:
-    if not type(value).__module__.startswith("numpy."):
-        return False
-    import numpy
-
-    return isinstance(value, (numpy.random.Generator, numpy.random.RandomState))
-
-
-def _get_state(generator: Any) -> Any:
-    if isinstance(generator, torch.Generator):
-        return generator.get_state()
-    if isinstance(generator, random.Random):
-        return generator.getstate()
-    import numpy
-
-    if isinstance(generator, numpy.random.RandomState):
-        return _plain(generator.get_state(legacy=False))
-    return _plain(generator.bit_generator.state)
-
-
-def _set_state(generator: Any, state: Any) -> None:
-    if isinstance(generator, torch.Generator):
-        generator.set_state(state)
-        return
-    if isinstance(generator, random.Random):
-        generator.setstate(state)
-        return
-    import numpy
-
-    if isinstance(generator, numpy.random.RandomState):
-        generator.set_state(state)
-    else:
-        generator.bit_generator.state = state
-
-
-def _plain(state: Any) -> Any:
-    # Arrays as lists, which numpy takes back: a checkpoint holds no numpy objects.
-    if isinstance(state, dict):
-        return {key: _plain(value) for key, value in state.items()}
-    return state.tolist() if hasattr(state, "tolist") else state

@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import os
 import re
 import sys
 import traceback
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
+from functools import lru_cache
 from importlib import metadata
 from typing import Any
 
@@ -104,13 +106,26 @@ def entries(kind: str) -> list[Entry]:
     A distribution that is found twice on ``sys.path`` counts once, the first time. One whose metadata cannot be read is
     left out, so that it disturbs nobody who does not select it; `find` names it when the name is not found elsewhere.
     """
-    return _scan(kind)[0]
+    return list(_scan(kind)[0])
 
 
-def _scan(kind: str) -> tuple[list[Entry], list[str]]:
+def _scan(kind: str) -> tuple[tuple[Entry, ...], tuple[str, ...]]:
     if kind not in GROUPS:
         raise ConfigurationError(f"no kind of plugin is named {kind!r}. Kinds: {', '.join(GROUPS)}.")
-    group = GROUPS[kind]
+    return _scanned(GROUPS[kind], kind, tuple(map(_stamp, sys.path)))
+
+
+def _stamp(path: str) -> tuple[Any, ...]:
+    """What differs after something was installed there or removed, or where another directory is meant."""
+    try:
+        found = os.stat(path or ".")
+    except OSError:
+        return (path,)
+    return path, found.st_dev, found.st_ino, found.st_mtime_ns
+
+
+@lru_cache(maxsize=2 * len(GROUPS))
+def _scanned(group: str, kind: str, path: tuple[Any, ...]) -> tuple[tuple[Entry, ...], tuple[str, ...]]:
     found: dict[tuple[str, str], Entry] = {}
     seen: set[str] = set()
     unreadable: list[str] = []
@@ -130,7 +145,7 @@ def _scan(kind: str) -> tuple[list[Entry], list[str]]:
         seen.add(normalized(name))
         for point in points:
             found.setdefault((name, point.name), Entry(kind, point.name, name, version, point.value))
-    return sorted(found.values(), key=lambda entry: (entry.name, entry.distribution)), unreadable
+    return tuple(sorted(found.values(), key=lambda entry: (entry.name, entry.distribution))), tuple(unreadable)
 
 
 def canonical(kind: str, name: str | int) -> str:
@@ -170,7 +185,7 @@ def find(kind: str, name: str | int) -> Entry:
     return matches[0]
 
 
-def _not_found(kind: str, name: str, listed: list[Entry], unreadable: list[str]) -> str:
+def _not_found(kind: str, name: str, listed: Sequence[Entry], unreadable: Sequence[str]) -> str:
     counts = Counter(entry.name for entry in listed)
     available = {entry.name if counts[entry.name] == 1 else entry.qualified for entry in listed}
     if kind in AUTO:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from textwrap import dedent
@@ -70,6 +71,21 @@ def test_aliases(given: str | int, name: str) -> None:
 def test_alias_of_an_accelerator() -> None:
     assert registry.find("accelerator", "gpu").name == "cuda"
     assert registry.canonical("accelerator", "tpu") == "xla"
+
+
+def test_what_is_installed_or_removed_while_a_process_runs_is_seen(install: Install) -> None:
+    folder = install("acme_one", "one = acme_one:Good")
+    assert registry.find("precision", "one").distribution == "acme_one"
+    info = folder / "acme_two-1.2.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: acme_two\nVersion: 1.2\n")
+    (info / "entry_points.txt").write_text("[trivet.precision]\ntwo = acme_two:Good\n")
+    assert registry.find("precision", "two").distribution == "acme_two"
+    shutil.rmtree(info)
+    with pytest.raises(PluginNotFound):
+        registry.find("precision", "two")
+    registry.entries("precision").clear()  # what is given out is the caller's own
+    assert registry.find("precision", "one").name == "one"
 
 
 def test_two_distributions_with_one_name(install: Install) -> None:

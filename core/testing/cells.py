@@ -16,10 +16,9 @@ from .. import registry
 from ..capabilities import resolve
 from ..errors import PlanError, PluginBroken
 from ..launch.world import World
-from ..registry import Selected
 from .apart import APART
 from .checks import CHECKS, Check
-from .subject import Cell
+from .subject import Cell, made
 from .tolerance import UNDECLARED, Terms
 from .unlike import UNLIKE
 
@@ -62,16 +61,6 @@ def here(kind: str) -> tuple[str, ...]:
     return tuple(name for name in own(kind) if kind != "accelerator" or name not in unavailable())
 
 
-@cache
-def _named(kind: str, name: str) -> Selected:
-    return registry.make(kind, name)
-
-
-def made(kind: str, spec: Any) -> Selected:
-    """A plugin as `registry.make` gives it; the same object again for the same name, since it is only asked here."""
-    return _named(kind, spec) if isinstance(spec, str) else registry.make(kind, spec)
-
-
 def all_cells() -> list[Cell]:
     """Trivet's own strategies and precisions, on the CPU."""
     return [Cell(s, p, w) for s, p, w in product(own("strategy"), own("precision"), WORLD_SIZES)]
@@ -80,12 +69,17 @@ def all_cells() -> list[Cell]:
 def outcome(cell: Cell, check: Check | None = None) -> str:
     """``ok``, or ``refused:`` with every conflict, but without versions and remedies.
 
-    With a check: what negotiation says of the run that it wants.
+    With a check: what negotiation says of the run that it wants. Asked once for each, since most suites ask the same.
     """
+    return _outcome(cell, tuple((check.asks if check is not None else {}).items()))
+
+
+@cache
+def _outcome(cell: Cell, asks: tuple[tuple[str, Any], ...]) -> str:
     world = World(0, cell.world_size, 0, cell.world_size, 0, 1, "torchrun")
     sides: dict[str, Any] = {kind: made(kind, getattr(cell, kind)) for kind in ("strategy", "accelerator", "precision")}
     try:
-        resolve(**sides, devices=cell.world_size, world=world, **(check.asks if check is not None else {}))
+        resolve(**sides, devices=cell.world_size, world=world, **dict(asks))
     except PlanError as error:
         return "refused: " + refusal(error)
     return "ok"

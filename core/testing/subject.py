@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +33,8 @@ class Cell:
         return hash(str(self))  # a plugin may be given as a mapping
 
     def plugin(self, kind: str) -> Any:
-        """A plugin of this cell, made anew."""
-        return registry.make(kind, getattr(self, kind)).plugin
+        """A plugin of this cell, to be asked and not to be used; see `made`."""
+        return made(kind, getattr(self, kind)).plugin
 
     @property
     def dtypes(self) -> Dtypes:
@@ -69,6 +70,16 @@ class Cell:
         strategy, precision, accelerator = self.names
         where = "" if accelerator == "cpu" else f"{accelerator}-"
         return f"{strategy}-{precision}-{where}W{self.world_size}"
+
+
+@cache
+def _named(kind: str, name: str) -> registry.Selected:
+    return registry.make(kind, name)
+
+
+def made(kind: str, spec: Any) -> registry.Selected:
+    """A plugin as `registry.make` gives it; the same object again for the same name, since it is only asked here."""
+    return _named(kind, spec) if isinstance(spec, str) else registry.make(kind, spec)
 
 
 def name_of(spec: Any) -> str:

@@ -168,7 +168,7 @@ class _Collect:
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         for name, value in report.user_properties:
-            if name == PROPERTY and report.when == "call":
+            if name == PROPERTY and report.when == "call" and not report.skipped:
                 test, label, check, place = json.loads(str(value))
                 self.report.tell(test, label, check, tuple(place) if place is not None else None, report.passed)
 
@@ -185,9 +185,7 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
         return
     terminalreporter.section("conformance")
     terminalreporter.write_line("\n".join(report.table()))
-    ran, left_out = report.counts
-    hint = "" if left_out == 0 else " (--trivet-cells all runs all)"
-    terminalreporter.write_line(f"{ran} checks in cells ran, {left_out} were left out{hint}.")
+    terminalreporter.write_line(report.summary())
 
 
 @pytest.fixture(scope="session")

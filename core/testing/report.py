@@ -45,6 +45,16 @@ class Report:
         ran = sum(map(len, self.ran.values()))
         return ran, max(0, sum(map(len, self.asked.values())) - ran)
 
+    def summary(self) -> str:
+        """The line below the table."""
+        ran, left_out = self.counts
+        if self.refused and not ran and not left_out:
+            return (
+                "0 checks in cells ran: negotiation refuses every cell, so nothing was trained. The reasons are above."
+            )
+        hint = " (--trivet-cells all runs all)" if left_out else ""
+        return f"{ran} checks in cells ran, {left_out} were left out{hint}."
+
     def cell(self, place: Place) -> str:
         """What the table says of a place."""
         ran, refused = self.ran.get(place, {}), self.refused.get(place, {})

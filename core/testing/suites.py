@@ -37,7 +37,7 @@ class Asked:
     check: str
     cell: Cell | None = None
     note: str = ""
-    broken: str = ""  # why nothing can be asked
+    broken: str = ""  # why nothing can be asked; of a device that is not here, why it is skipped
 
     @property
     def id(self) -> str:
@@ -101,8 +101,13 @@ class Suite:
             yield from (Asked(test, name, check.__name__) for check in DECLARED[cls.kind])
             return
         if test == "device":
-            if cls.kind == "accelerator" and cls.selected().plugin.is_available():
-                yield from (Asked(test, name, task) for task in DEVICE)
+            if cls.kind == "accelerator":
+                plugin = cls.selected().plugin
+                if plugin.is_available():
+                    yield from (Asked(test, name, task) for task in DEVICE)
+                else:
+                    why = f"{cls.selected()} is not available here: {plugin.unavailable_reason()}"
+                    yield Asked(test, name, "untried", broken=f"{why}; neither its device nor training is tried")
             return
         everything = cls.cells()
         if test == "refused":
@@ -145,6 +150,8 @@ class Suite:
 
     def test_device(self, trivet_asked: Asked, trivet_pools: Pools) -> None:
         """What an accelerator does with its device, in one worker."""
+        if trivet_asked.broken:
+            pytest.skip(trivet_asked.broken)
         text = ""
         try:
             trivet_pools[1].run(DEVICE[trivet_asked.check], self.plugin, timeout_s=self.timeout_s)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 
@@ -11,8 +12,8 @@ pytest_plugins = ["pytester"]
 
 OWN = """
     import torch
-    from trivet.plugins import Needs, Policy, Precision, Strategy
-    from trivet.testing import PrecisionSuite, StrategySuite, Tolerance
+    from trivet.plugins import Accelerator, Needs, Policy, Precision, Strategy
+    from trivet.testing import AcceleratorSuite, PrecisionSuite, StrategySuite, Tolerance
 
     class Mine(Strategy):
         def __init__(self, averages: bool = True) -> None:
@@ -90,10 +91,27 @@ def test_a_precision_that_stores_something_else_is_named(pytester: pytest.Pytest
         plugin = Half()
         strategies = ("single",)
         world_sizes = (1,)
+
+    class Absent(Accelerator):
+        device_type, collective_backend = "cpu", None
+
+        def is_available(self): return False
+        def unavailable_reason(self): return "it was not plugged in"
+        def device_count(self): return 0
+        def device(self, local_rank): raise AssertionError
+
+    class TestAbsent(AcceleratorSuite):
+        plugin = Absent
+        strategies, precisions, world_sizes = ("single",), ("fp32",), (1,)
     """
     )
-    result = pytester.runpytest_subprocess("-k", "conversion or W1-parity")
-    assert result.parseoutcomes()["failed"] == 2
+    result = pytester.runpytest_subprocess("-rs", "-k", "conversion or W1-parity or Absent and untried")
+    outcomes = result.parseoutcomes()
+    assert (outcomes["failed"], outcomes["skipped"]) == (2, 1)
+    result.stdout.fnmatch_lines(
+        ["*accelerator 'Absent' (local*) is not available here: it was not plugged in; neither*"]
+    )
+    result.stdout.no_fnmatch_line("*FAILED: untried*")
     result.stdout.fnmatch_lines(
         [
             "precision 'Half' (local*): policy.param is torch.bfloat16, and convert() stores '0.weight' as *float32*",
@@ -153,11 +171,11 @@ def test_an_unknown_name_is_a_usage_error_with_the_nearest_one(pytester: pytest.
 
 
 def test_the_cover_leaves_out_most(pytester: pytest.Pytester) -> None:
-    def collected(*options: str) -> int:
-        result = pytester.runpytest_subprocess("--trivet-accelerator", "cpu", "--collect-only", "-q", *options)
-        return sum("test_trains" in line for line in result.outlines)
-
-    assert 0 < collected("--trivet-cells", "cover") < collected() / 4
+    options = ("--trivet-accelerator", "cpu", "--trivet-cells", "cover", "--collect-only", "-q")
+    result = pytester.runpytest_subprocess(*options)
+    chosen = sum("test_trains" in line for line in result.outlines)
+    left_out = next(int(found[1]) for line in result.outlines if (found := re.search(r"\((\d+) deselected\)", line)))
+    assert 0 < chosen < left_out / 3
 
 
 def test_few_hold_each_reason_to_refuse_once(pytester: pytest.Pytester) -> None:

@@ -32,6 +32,14 @@ def test_the_table_tells_what_ran_failed_was_refused_and_was_left_out() -> None:
         "- refused: because",
     ]
     assert report.counts == (2, 4)
+    assert report.summary() == "2 checks in cells ran, 4 were left out (--trivet-cells all runs all)."
+
+
+def test_a_run_that_trained_nothing_says_so() -> None:
+    report = Report()
+    assert report.summary() == "0 checks in cells ran, 0 were left out."
+    report.tell("refused", "mine", "", ONE, True)
+    assert report.summary().startswith("0 checks in cells ran: negotiation refuses every cell, so nothing was trained.")
 
 
 @pytest.mark.parametrize("name", ["measured", "deepspeed"])

@@ -56,7 +56,7 @@ def check_class(who: str, cls: type[Any], kind: str, distribution: str = "") -> 
         raise PluginInvalid(f"{who} differs from {base.__name__}: {'; '.join(problems)}.")
     if kind in INTERFACED and (misspelt := _near_misses(cls, base)):
         raise PluginInvalid(
-            f"{who} differs from {base.__name__}: {'; '.join(misspelt)}. A method that nobody calls changes nothing: "
+            f"{who} differs from {base.__name__}: {'; '.join(misspelt)} A method that nobody calls changes nothing: "
             "correct its name, or give it another one, such as one with an underscore in front."
         )
 
@@ -139,6 +139,8 @@ def _difference(cls: type[Any], base: type[Any], name: str) -> str:
     member = getattr(cls, name)
     if not callable(member):
         return f"{name} must be a method, it is {member!r}"
+    if wrapped := _never_runs(theirs, ours):
+        return f"{name} {wrapped}"
     expected, actual = inspect.signature(ours), inspect.signature(member)
     bound = not inspect.isfunction(theirs)
     for required_only in (False, True):
@@ -148,6 +150,16 @@ def _difference(cls: type[Any], base: type[Any], name: str) -> str:
         except TypeError as error:
             sides = f"{name}{_unannotated(actual)} cannot be called as {name}{_unannotated(expected)}"
             return f"{sides} of {base.__name__} can: {error}"
+    return ""
+
+
+def _never_runs(theirs: Any, ours: Any) -> str:
+    """Why calling a method does nothing of what stands in it, or an empty string."""
+    if inspect.iscoroutinefunction(theirs) or inspect.isasyncgenfunction(theirs):
+        return "is a coroutine, which nobody awaits: define it without async"
+    context = inspect.isgeneratorfunction(inspect.unwrap(ours)) or "Context" in str(ours.__annotations__.get("return"))
+    if context and inspect.isgeneratorfunction(theirs):
+        return "yields and is no context manager: decorate it with contextlib.contextmanager"
     return ""
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from ..combination import KNOWN, nearest
 from ..errors import TrivetError
-from ..plugin_checks import sets_interface
+from ..plugin_checks import base_class, sets_interface
 from ..registry import GROUPS, Entry, entries, load, make
 from .text import aligned, fill
 from .words import Words
@@ -78,7 +78,12 @@ def _show_matrix(options: argparse.Namespace) -> int:
 def check(entry: Entry) -> dict[str, Any]:
     """Import one plugin. ``status``: ok, unavailable (on this machine), broken, or untried (needs arguments)."""
     try:
-        takes = {"options": _options(load(entry.kind, entry.qualified))}
+        factory = load(entry.kind, entry.qualified)
+        takes = {"options": _options(factory)}
+        if entry.kind == "callback" and isinstance(factory, type):
+            from ..hooks import check_names  # a Trainer refuses misnamed hooks, too
+
+            check_names(factory.__new__(factory), base_class("callback"))
     except Exception as error:  # whatever a foreign module raises while it is imported is the answer
         return {"status": "broken", "reason": _reason(error)}
     return (_asked(entry) if entry.kind == "environment" else _made(entry)) | takes

@@ -41,6 +41,42 @@ def test_a_misspelt_override_is_refused_with_what_was_meant(written: str, meant:
         registry.load("strategy", "ring")
 
 
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ("async def reduce_(self, parameters): ...", "reduce_ is a coroutine, which nobody awaits"),
+        ("async def refuses(self, choice): yield 'clip', 'why'", "refuses is a coroutine, which nobody awaits"),
+        ("def no_sync(self, root): yield", "no_sync yields and is no context manager: decorate it with contextlib"),
+        ("def full_parameters(self, module, writeback=False): yield", "full_parameters yields and is no context"),
+    ],
+)
+def test_a_method_whose_body_would_never_run_is_refused(body: str, message: str, install: Install) -> None:
+    install("acme_ring", "ring = acme_ring:Ring", f"{RING}\n        {body}", kind="strategy")
+    with pytest.raises(PluginInvalid, match=message):
+        registry.load("strategy", "ring")
+
+
+def test_generators_that_are_iterated_are_right(install: Install) -> None:
+    body = "\n        def refuses(self, choice): yield 'clip', 'why'"
+    install("acme_ring", "ring = acme_ring:Ring", RING + body, kind="strategy")
+    registry.load("strategy", "ring")
+
+
+def test_the_check_of_a_callback_names_its_misnamed_hooks(install: Install, capsys: pytest.CaptureFixture[str]) -> None:
+    code = """
+    from trivet import Callback
+
+    class Late(Callback):
+        def __init__(self, must: int) -> None: ...
+        def on_train_bach_end(self, trainer, module, outputs, batch, batch_idx): ...
+    """
+    install("acme_late", "late = acme_late:Late", code, kind="callback")
+    assert show_plugins(["callback", "--check", "--json"], prog="trivet plugins") == 1
+    (row,) = (row for row in json.loads(capsys.readouterr().out) if row["name"] == "late")
+    assert row["check"]["status"] == "broken"
+    assert "Did you mean 'on_train_batch_end'?" in row["check"]["reason"]
+
+
 def test_methods_of_ones_own_are_no_misspellings() -> None:
     class Mine(Strategy):
         def _reduce(self) -> None: ...

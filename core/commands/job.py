@@ -82,9 +82,8 @@ class Job:
         own = script.slots(slots(self.trainer_class))
         self.selection = select(command, argv, script, own, os.environ)
         links = declared(script, self.selection)
-        self._parser = build_parser(
-            command, self.selection, script, self.trainer_class, prog=prog, targets=[link.target for link in links]
-        )
+        linked = [link.target for link in links]
+        self._parser = build_parser(command, self.selection, script, self.trainer_class, prog=prog, targets=linked)
         if not {"--help", "-h"}.isdisjoint(self.selection.bare):
             print(self._parser.format_help(), end="")
             raise SystemExit(0)
@@ -92,7 +91,7 @@ class Job:
         if "model" not in self.selection.targets:  # only a plan goes without, and needs nothing that it would be given
             links = [link for link in links if not link.target.startswith("model.")]
         self._filling = Filling(links, self.selection, known_keys(self._parser))
-        self.values: Any = parse(self._parser, self.selection)
+        self.values: Any = parse(self._parser, self.selection, linked)
         self._filling.static(self.values)
         text = self._parser.dump(self.values, format="json", skip_validation=True, skip_unset=False)
         self.config: dict[str, Any] = json.loads(text)

@@ -77,12 +77,17 @@ def plain(key: str) -> str:
 # ------------------------------------------------------------------------------------------------------- wrong values
 
 
+def must_be_given(keys: Iterable[str]) -> str:
+    """What to do about arguments that have no default."""
+    names = [plain(key) for key in keys]
+    return f"{' and '.join(names)} must be given: --{names[0]} VALUE, or in a --config file."
+
+
 def said_of(error: Exception, selection: Selection) -> str:
     """An error of jsonargparse in our words: what was found, where, and what was expected."""
     text = str(error)
     if needed := re.search(r"the following arguments are required: (.*)", text):
-        keys = [plain(key.strip()) for key in needed[1].split(",")]
-        return f"{' and '.join(keys)} must be given: --{keys[0]} VALUE, or in a --config file."
+        return must_be_given(key.strip() for key in needed[1].split(","))
     match = re.search(r'[Pp]arser key "([^"]+)":\s*(.*)', text, re.DOTALL)
     if match is None:
         return text

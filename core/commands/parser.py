@@ -13,7 +13,7 @@ import jsonargparse
 
 from ..errors import ConfigurationError
 from .help import formatter
-from .mistakes import check_keys, nearest, said_of
+from .mistakes import check_keys, must_be_given, nearest, said_of
 from .script import Script
 from .selection import Selection
 from .slots import Slot
@@ -189,13 +189,33 @@ def known_keys(parser: jsonargparse.ArgumentParser) -> set[str]:
     return set(parser.get_defaults(skip_validation=True).keys()) - {"config", "print_config", "json", "explain"}
 
 
-def parse(parser: jsonargparse.ArgumentParser, selection: Selection) -> jsonargparse.Namespace:
-    """Parse what was selected. Raises ConfigurationError with one message for everything a user can get wrong."""
+def parse(
+    parser: jsonargparse.ArgumentParser, selection: Selection, targets: Iterable[str] = ()
+) -> jsonargparse.Namespace:
+    """Parse what was selected. Raises ConfigurationError with one message for everything a user can get wrong.
+
+    ``targets`` as in `build_parser`."""
     known = known_keys(parser)
     check_keys(selection, known)
     config = selection.settings.values
     arguments = ["--config", json.dumps(config, default=str)] if config else []
     try:
-        return parser.parse_args([*arguments, *(f"--{flag.key}={flag.value}" for flag in selection.flags)])
+        values = parser.parse_args([*arguments, *(f"--{flag.key}={flag.value}" for flag in selection.flags)])
     except argparse.ArgumentError as error:
         raise ConfigurationError(f"{said_of(error, selection)}\nSee {parser.prog} --help.") from error
+    if missing := [key for key in _must_be_given(selection, set(targets)) if values.get(key) is None]:
+        raise ConfigurationError(f"{must_be_given(missing)}\nSee {parser.prog} --help.")
+    return values
+
+
+def _must_be_given(selection: Selection, targets: set[str]) -> list[str]:
+    """Arguments without a default that nobody gave; jsonargparse takes None for what is untyped or may be None."""
+    given = {flag.key for flag in selection.flags} | set(selection.settings.origins) | targets
+    return [
+        f"{key}.{name}"
+        for slot in selection.slots.values()
+        for key in selection.keys_of(slot)
+        if (target := selection.targets.get(key)) is not None
+        for name in _required(target)
+        if name not in (*_first(target, slot.skip), *slot.filled) and f"{key}.{name}" not in given
+    ]

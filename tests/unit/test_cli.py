@@ -38,6 +38,9 @@ class Net(trivet.Module):
 class Needy(trivet.Module):
     def __init__(self, name: str): super().__init__(); self.name = name
 
+class Untyped(trivet.Module):
+    def __init__(self, name, size: int | None, depth=1): super().__init__(); self.given = (name, size, depth)
+
 class Wrong(trivet.Module):
     def __init__(self): raise trivet.errors.ConfigurationError("from user code")
 
@@ -313,6 +316,8 @@ def test_defaults_that_the_trainer_does_not_know() -> None:
         (["--model", "Qqqqq"], "is not an import path"),
         (["--model", "cli_net.Data"], "Expected a subclass of trivet.module.Module"),
         (["--model", "cli_net.Needy"], "model.name must be given: --model.name VALUE, or in a --config file."),
+        (["--model", "cli_net.Untyped"], "model.name and model.size must be given: --model.name VALUE, or in a"),
+        (["--model", "cli_net.Untyped", "--model.name", "null"], "model.size must be given: --model.size VALUE"),
         (["--config", "missing.yaml"], "--config 'missing.yaml' cannot be read"),
         (["--config", "list.yaml"], "Expected a mapping"),
         (["--config", "torn.yaml"], "is not YAML"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import keyword
 import re
 from collections.abc import Sequence
 from importlib import metadata
@@ -56,7 +57,7 @@ def write(kind: str, name: str, into: Path) -> Path:
         "name": name,
         "distribution": distribution,
         "module": module,
-        "cls": "".join(word.capitalize() for word in re.split("[-_]", name)),
+        "cls": _class_name(kind, name),
         "group": GROUPS[kind],
         "suite": SUITES[kind],
         "version": __version__,
@@ -65,6 +66,13 @@ def write(kind: str, name: str, into: Path) -> Path:
     for path, text in FILES[kind].items():
         (folder / Template(path).substitute(values)).write_text(Template(text).substitute(values), encoding="utf-8")
     return folder
+
+
+def _class_name(kind: str, name: str) -> str:
+    """In capitals; with the kind behind it where Python or the module itself means something else by it."""
+    found = "".join(word.capitalize() for word in re.split("[-_]", name))
+    taken = keyword.iskeyword(found) or re.search(rf"\b{found}\b", FILES[kind]["$module.py"])
+    return f"{found}{kind.capitalize()}" if taken else found
 
 
 def _refuse_taken(kind: str, name: str, distribution: str, module: str) -> None:

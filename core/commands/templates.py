@@ -33,9 +33,10 @@ README = """\
 The $kind `$name` for Trivet.
 
     pip install -e '.[test]'
-    pytest                            # every conformance check, beside all of Trivet's own plugins
-    trivet plugins $kind --check      # lists it, with what it needs and offers
-    trivet fit --$kind $name --help   # shows its options
+
+- `pytest`: every conformance check, beside all of Trivet's own plugins
+- `trivet plugins $kind --check`: lists it, with what it needs and offers
+- `trivet fit --$kind $name --help`: shows its options
 """
 
 TEST = """\

@@ -65,6 +65,18 @@ def test_it_says_what_it_wrote_and_what_to_do_next(
     assert "class MyOwnOne(" in (tmp_path / "my-own_one" / "trivet_my_own_one.py").read_text()
 
 
+@pytest.mark.parametrize(
+    ("name", "cls"), [("none", "NonePrecision"), ("policy", "PolicyPrecision"), ("narrow", "Narrow")]
+)
+def test_a_class_has_no_name_that_the_module_needs_otherwise(name: str, cls: str, tmp_path: Path) -> None:
+    assert main(["plugins", "new", "precision", name, "--into", str(tmp_path)]) == 0
+    folder = tmp_path / name
+    text = (folder / f"trivet_{name}.py").read_text()
+    assert f"class {cls}(Precision)" in text
+    compile(text, name, "exec")
+    assert f'"trivet_{name}:{cls}"' in (folder / "pyproject.toml").read_text()
+
+
 @pytest.mark.skipif(importlib.util.find_spec("ruff") is None, reason="the extra lint is not installed")
 def test_what_is_written_is_clean(tmp_path: Path) -> None:
     for kind in KINDS:

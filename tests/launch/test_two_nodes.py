@@ -14,19 +14,13 @@ from namespaces import ADDRESSES, CABLES, two, why_not
 FULL = os.environ.get("TRIVET_CI_FULL") == "1"
 TIMEOUT_S = 15
 CELLS = [(how, strategy) for how in ("fit", "torchrun") for strategy in ("ddp", "fsdp")]
-COVER = CELLS if FULL else [("fit", "ddp"), ("torchrun", "fsdp")]
 
 pytestmark = [pytest.mark.skipif(bool(why_not()), reason=why_not()), pytest.mark.timeout(240)]
 
 
-@pytest.fixture
-def machines():
-    with two() as made:
-        yield made
-
-
 def start(machines, folder, how, strategy, *flags, **variables):
     """The same command on both machines; in each a process group of its own."""
+    folder.mkdir(parents=True)
     (folder / "net.py").write_text(TRAIN)
     flags = [*COMMAND, "--strategy", strategy, *flags]
     found = []
@@ -77,25 +71,35 @@ def left(folder):
     return found
 
 
-@pytest.mark.parametrize(("how", "strategy"), COVER)
-def test_two_machines_train_as_one_process_does(tmp_path, machines, how, strategy):
-    codes, said = ended(tmp_path, start(machines, tmp_path, how, strategy), 120)
-    assert codes == [0, 0], said
-    trains_as_one_process(tmp_path / "trained.pt")
+@pytest.mark.parametrize("cells", [CELLS[:2], CELLS[2:]] if FULL else [[("fit", "ddp"), ("torchrun", "fsdp")]])
+def test_two_machines_train_as_one_process_does(tmp_path, cells):
+    """Two pairs of machines at once, with the same addresses."""
+    with two() as one, two() as other:
+        pairs = [(tmp_path / how / strategy, how, strategy) for how, strategy in cells]
+        started = [start(machines, *pair) for machines, pair in zip((one, other), pairs, strict=True)]
+        for (folder, *_), processes in zip(pairs, started, strict=True):
+            codes, said = ended(folder, processes, 120)
+            assert codes == [0, 0], said
+            trains_as_one_process(folder / "trained.pt")
 
 
-@pytest.mark.parametrize(("how", "strategy"), CELLS if FULL else [("fit", "ddp"), ("torchrun", "ddp")])
-def test_a_cut_cable_ends_both_sides_in_time(tmp_path, machines, how, strategy):
-    processes = start(machines, tmp_path, how, strategy, "--timeout", str(TIMEOUT_S), SLOW="2")
-    until = time.monotonic() + 120
-    while not (tmp_path / "trained.pt-begun").exists():
-        assert [one.poll() for one in processes] == [None, None]
-        assert time.monotonic() < until, left(tmp_path)
-        time.sleep(0.05)
-    machines.cut()
-    codes, said = ended(tmp_path, processes, TIMEOUT_S)
-    assert all(codes), said
-    assert re.search(rf"lost node 1 of 2 at {ADDRESSES[1]} \(rank 1\): nothing was heard of it for", said[0]), said[0]
-    assert re.search(rf"lost node 0 of 2 at {ADDRESSES[0]} \(rank 0\): its store has not answered for", said[1]), said[
-        1
-    ]
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"] if FULL else ["ddp"])
+def test_a_cut_cable_ends_both_sides_in_time(tmp_path, strategy):
+    with two() as one, two() as other:
+        pairs = [(tmp_path / how, machines, how) for machines, how in ((one, "fit"), (other, "torchrun"))]
+        flags = (strategy, "--timeout", str(TIMEOUT_S))
+        started = [start(machines, folder, how, *flags, SLOW="2") for folder, machines, how in pairs]
+        until = time.monotonic() + 120
+        while not all((folder / "trained.pt-begun").exists() for folder, *_ in pairs):
+            assert [one.poll() for pair in started for one in pair] == [None] * 4
+            assert time.monotonic() < until, left(tmp_path)
+            time.sleep(0.05)
+        until = time.monotonic() + TIMEOUT_S
+        one.cut()
+        other.cut()
+        for (folder, *_), processes in zip(pairs, started, strict=True):
+            codes, said = ended(folder, processes, until - time.monotonic())
+            assert all(codes), said
+            at = [rf"node {node} of 2 at {address} \(rank {node}\)" for node, address in enumerate(ADDRESSES)]
+            assert re.search(f"lost {at[1]}: nothing was heard of it for", said[0]), said[0]
+            assert re.search(f"lost {at[0]}: its store has not answered for", said[1]), said[1]

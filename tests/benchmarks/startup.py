@@ -1,0 +1,151 @@
+"""How long it takes until two processes have made their first update, beside a raw torchrun script and Lightning.
+
+    OMP_NUM_THREADS=1 python tests/benchmarks/startup.py --rounds 11
+    OMP_NUM_THREADS=1 python tests/benchmarks/startup.py --rounds 11 --write docs/running/index.md
+
+Each contender trains the same tiny model with DDP on two CPU processes, from a command line. The clock runs from the
+moment the command is given to the moment rank 0's first optimizer step is done. Contenders take turns in each round, in
+an order that turns too, and what counts is the ratio to the raw script of the same round; its median is shown with the
+quarter points. "torchrun again" is the raw script once more, so its ratio is the noise. Lightning runs with the Python
+that TRIVET_LIGHTNING_PYTHON names, if any. The first round fills the caches and is dropped.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import pages
+
+RAW = """
+import os, time
+import torch, torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+
+dist.init_process_group("gloo")
+torch.manual_seed(0)
+data = TensorDataset(torch.randn(64, 8), torch.randn(64, 1))
+loader = DataLoader(data, batch_size=4, sampler=DistributedSampler(data))
+model = DistributedDataParallel(nn.Linear(8, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for x, y in loader:
+    nn.functional.mse_loss(model(x), y).backward()
+    optimizer.step()
+    if dist.get_rank() == 0:
+        open("first", "w").write(str(time.time()))
+    break
+dist.barrier()
+dist.destroy_process_group()
+"""
+MODULE = """
+import time
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+{imports}
+
+class Net({base}):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(8, 1)
+    def training_step(self, batch, batch_idx):
+        return nn.functional.mse_loss(self.layer(batch[0]), batch[1])
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+    def train_dataloader(self):
+        return DataLoader(TensorDataset(torch.randn(64, 8), torch.randn(64, 1)), batch_size=4, shuffle=True)
+    def on_train_batch_end(self, outputs, batch, batch_idx):
+        if self.trainer.is_global_zero:
+            open("first", "w").write(str(time.time()))
+{end}
+"""
+LIGHTNING = """
+if __name__ == "__main__":
+    trainer = pl.Trainer(
+        accelerator="cpu", devices=2, strategy="ddp", max_steps=1, logger=False, enable_checkpointing=False,
+        enable_progress_bar=False, enable_model_summary=False,
+    )
+    trainer.fit(Net())
+"""
+AGENT = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+FIT = ["-m", "trivet", "fit", "--model", "net.Net", "--accelerator", "cpu", "--strategy", "ddp", "--max_steps", "1",
+       "--logger", "false", "--enable_checkpointing", "false", "--enable_progress_bar", "false"]  # fmt: skip
+
+
+def commands() -> dict[str, list[str]]:
+    found = {
+        "torchrun": [sys.executable, *AGENT, "raw.py"],
+        "torchrun again": [sys.executable, *AGENT, "raw.py"],
+        "trivet fit": [sys.executable, *FIT, "--devices", "2"],
+        "torchrun -m trivet fit": [sys.executable, *AGENT, *FIT],
+    }
+    if lightning := os.environ.get("TRIVET_LIGHTNING_PYTHON"):
+        found["Lightning"] = [lightning, "lightning_net.py"]
+    return found
+
+
+def seconds(command: list[str], folder: Path) -> float:
+    first = folder / "first"
+    first.unlink(missing_ok=True)
+    begin = time.time()
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+    if done.returncode:
+        raise SystemExit(f"{' '.join(command)}\n{done.stdout}{done.stderr}")
+    return float(first.read_text()) - begin
+
+
+def measure(rounds: int) -> dict[str, list[float]]:
+    """Seconds of each contender by round."""
+    found: dict[str, list[float]] = {name: [] for name in commands()}
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        (folder / "raw.py").write_text(RAW)
+        (folder / "net.py").write_text(MODULE.format(imports="import trivet", base="trivet.Module", end=""))
+        lightning = MODULE.format(imports="import lightning as pl", base="pl.LightningModule", end=LIGHTNING)
+        (folder / "lightning_net.py").write_text(lightning)
+        for number in range(rounds + 1):
+            order = list(commands().items())
+            turn = number % len(order)
+            for contender, command in order[turn:] + order[:turn]:
+                spent = seconds(command, folder)
+                if number:
+                    found[contender].append(spent)
+    return found
+
+
+def table(found: dict[str, list[float]]) -> str:
+    lines = ["| started by | seconds to the first update | beside torchrun | quarters |", "|---|---|---|---|"]
+    for name, spent in found.items():
+        ratios = [one / raw for one, raw in zip(spent, found["torchrun"], strict=True)]
+        low, middle, high = statistics.quantiles(ratios, n=4) if len(ratios) > 1 else (ratios[0],) * 3
+        quarters = "" if name == "torchrun" else f"{low:.2f} to {high:.2f}"
+        lines.append(f"| {name} | {statistics.median(spent):.2f} | {middle:.2f} | {quarters} |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=11)
+    parser.add_argument("--write", type=Path, help="a page to put the table into")
+    options = parser.parse_args()
+    text = table(measure(options.rounds))
+    print(text)
+    if options.write is not None:
+        commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True).stdout.strip()
+        import torch
+
+        about = f"{options.rounds} rounds on {time.strftime('%Y-%m-%d')} at {commit}, torch {torch.__version__}, "
+        about += f"{os.cpu_count()} cores. Seconds are of that machine; the ratios are medians over rounds."
+        pages.put(options.write, f"{text}\n\n{about}", "<!-- startup -->", "<!-- /startup -->")
+
+
+if __name__ == "__main__":
+    main()

@@ -83,7 +83,7 @@ def check(entry: Entry) -> dict[str, Any]:
         if entry.kind == "callback" and isinstance(factory, type):
             from ..hooks import check_names  # a Trainer refuses misnamed hooks, too
 
-            check_names(factory.__new__(factory), base_class("callback"))
+            check_names(object.__new__(factory), base_class("callback"))
     except Exception as error:  # whatever a foreign module raises while it is imported is the answer
         return {"status": "broken", "reason": _reason(error)}
     return (_asked(entry) if entry.kind == "environment" else _made(entry)) | takes

@@ -79,7 +79,7 @@ class Suite:
     @classmethod
     def selected(cls) -> Selected:
         """The plugin, as the registry makes it. Raises what `registry.make` raises."""
-        return cells.made(cls.kind, cls.plugin)
+        return subject.made(cls.kind, cls.plugin)
 
     @classmethod
     def cells(cls) -> list[Cell]:

@@ -141,7 +141,8 @@ def run(argv: Sequence[str], *, prog: str, script: Script | None = None) -> tupl
         if isinstance(cause, TrivetError) and not any(map(_is_users, files)):  # refused in a process that was started
             _complain(f"{prog} {command}", str(cause))
             return 2, None
-        print(error.traceback.rstrip(), file=sys.stderr)
+        if error.traceback:
+            print(error.traceback.rstrip(), file=sys.stderr)
         _complain(f"{prog} {command}", str(error))
         return 1, None
     except TrivetError as error:

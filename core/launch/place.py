@@ -63,6 +63,11 @@ def of_thread(ident: int, rank: int, progress: str, still: float = 0.0, *, with_
     return _of(frames, lines, Place(rank, progress, "", "", guarded=alone.entered(ident), still=still, stack=stack))
 
 
+def fingerprint(ident: int) -> int:
+    """Changes where a thread gets on, unless it is back at the same place."""
+    return hash(tuple((frame.f_code, frame.f_lasti) for frame in _outwards(sys._current_frames().get(ident))))
+
+
 def of_traceback(trace: TracebackType | None, rank: int, progress: str) -> Place:
     """Where an exception was raised."""
     frames, lines = [], []

@@ -58,6 +58,8 @@ class Watchdog:
         self._pulse, self._progress = pulse, progress
         self._ident = threading.get_ident()
         self._seen: Any = None
+        self._first: Any = None  # the pulse before the run got on for the first time
+        self._again = 0.0  # before when not to ask again
         self._since = time.monotonic()
         self._shown: tuple[Any, ...] | None = None  # what the others see of this rank
         self._looks = 0
@@ -96,6 +98,7 @@ class Watchdog:
             return None
         with contextlib.suppress(RuntimeError):  # the store went with the process that held it
             found = self._gather(here)
+            self.store.delete_key("watchdog/asked")
             others = [one for one in found.values() if one.rank != here.rank and one.calls and one.waits]
             odd = next((one for one in others if one.waits != here.waits or one.at != here.at), None)
             return None if odd is None else verdict.mismatch(*sorted((here, odd), key=lambda one: one.rank))
@@ -116,7 +119,11 @@ class Watchdog:
 
     def _look(self) -> bool:
         """Whether the run was ended."""
-        pulse, now = (self._pulse(), collectives_begun()), time.monotonic()
+        at, now = self._pulse(), time.monotonic()
+        pulse: tuple[Any, ...] = (at, collectives_begun())
+        self._first = at if self._first is None else self._first
+        if at == self._first:  # imports, data and building take as long as they take, as long as they get on
+            pulse = (*pulse, place.fingerprint(self._ident))
         if pulse != self._seen:
             self._seen, self._since = pulse, now
             self._hide()
@@ -124,12 +131,13 @@ class Watchdog:
         if self._notes >= 0:
             self._note()
         still = now - self._since
-        if self.timeout is not None and still >= self.timeout:
+        if self.timeout is not None and still >= self.timeout and now >= self._again:
             return self._decide()
         if self.store is None:
             return False
         if self.store.check(["watchdog/asked"]):
-            self._answer(self._here())
+            number = self.store.get("watchdog/asked").decode()
+            self._answer(number, self._here())
             return self._follow()
         return still >= QUIET_S and self._compare()
 
@@ -179,47 +187,57 @@ class Watchdog:
             self.store.delete_key(f"watchdog/quiet/{self.world.rank}")
         self._shown, self._looks = None, 0
 
-    def _answer(self, here: Place) -> None:
+    def _answer(self, number: str, here: Place) -> None:
         assert self.store is not None
-        self.store.set(f"watchdog/place/{self.world.rank}", _dumps(here))
+        self.store.set(f"watchdog/place/{number}/{self.world.rank}", _dumps(here))
         if self.log is not None:
             with open(self.log, "a") as file:
                 print(f"trivet: {here}. All threads:", file=file, flush=True)
                 faulthandler.dump_traceback(file)
 
     def _gather(self, here: Place) -> dict[int, Place]:
-        """The places of all ranks that answer in time."""
+        """The places of all ranks that answer in time. Ranks that ask at the same time share the answers."""
         if self.store is None:
             return {here.rank: here}
-        self.store.set("watchdog/asked", "1")
-        self._answer(here)
-        keys = {rank: f"watchdog/place/{rank}" for rank in range(self.world.world_size)}
+        number = str(self.store.add("watchdog/rounds", 1))
+        number = self.store.compare_set("watchdog/asked", "", number).decode()
+        self._answer(number, here)
+        keys = [f"watchdog/place/{number}/{rank}" for rank in range(self.world.world_size)]
         deadline = time.monotonic() + _ANSWER_S
-        while not self.store.check(list(keys.values())) and time.monotonic() < deadline:
+        while not self.store.check(keys) and time.monotonic() < deadline:
             time.sleep(0.05)
-        there = [key for key in keys.values() if self.store.check([key])]
+        there = [key for key in keys if self.store.check([key])]
         return {one.rank: one for one in map(_loads, self.store.multi_get(there))}
 
     def _decide(self) -> bool:
+        """Find out who is to blame and end the run, unless that rank still gets on and the others wait for it."""
         if self.off:
             return False
+        size, seconds = self.world.world_size, self.timeout or QUIET_S
         places = self._gather(self._here())
-        found = verdict.of(places, self.world.world_size, self.timeout or QUIET_S)
-        speaker = found.rank if found.rank in places else min(places)
-        text = json.dumps([asdict(found), speaker])
+        found = verdict.of(places, size, seconds)
+        late = seconds - places[found.rank].still if found.kind == verdict.HANG and found.rank in places else 0.0
+        if late > 2 * _PERIOD_S:
+            self._again = time.monotonic() + late
+            if self.store is not None:
+                self.store.delete_key("watchdog/asked")
+            return False
+        text = json.dumps([asdict(found), found.rank if found.rank in places else min(places)])
         if self.store is not None:
             text = self.store.compare_set("watchdog/verdict", "", text).decode()
         self._end(text)
         return True
 
     def _follow(self) -> bool:
-        """Wait for the verdict of the rank that asked; it may have asked for another reason."""
+        """Wait for the verdict of the rank that asked; it may have asked for another reason, or be gone."""
         assert self.store is not None
         deadline = time.monotonic() + 2 * _ANSWER_S
         while time.monotonic() < deadline and not self._stopped.wait(0.1):
             if self.store.check(["watchdog/verdict"]):
                 self._end(self.store.get("watchdog/verdict").decode())
                 return True
+            if not self.store.check(["watchdog/asked"]):
+                return False
         self.store.delete_key("watchdog/asked")
         return False
 
@@ -233,10 +251,12 @@ class Watchdog:
             if self.world.rank in (found.rank, speaker):
                 failures.write(guard.directory, failure)
         elif self.world.rank == speaker:
-            print(f"{failure.traceback}{failure.error()}", file=sys.stderr, flush=True)
+            # the terminal itself: what this rank prints otherwise may go into a file
+            print(f"{failure.traceback}{failure.error()}", file=sys.__stderr__, flush=True)
         if self.store is not None and self.world.rank == speaker:
             record = [failure.rank, failure.type_name, failure.message, failure.traceback]
             self.store.compare_set("failed", "", json.dumps(record))
+            self.store.set("said", "")
         if self.world.rank == found.rank:
             os._exit(1)
 

@@ -12,7 +12,7 @@ from clusters import TRAIN
 from trivet.commands import entry
 
 PAGES = Path(__file__).parents[2] / "docs" / "running"
-OWN = ("index.md", "slurm.md", "kubernetes.md", "ray.md")
+OWN = ("index.md", "local.md", "torchrun.md", "slurm.md", "kubernetes.md", "ray.md", "others.md")
 
 
 def commands() -> Iterator[str]:

@@ -12,23 +12,51 @@ from torch import Tensor
 from trivet.errors import ConfigurationError
 from trivet.plugins import Accelerator
 
+# What NCCL's watchdog does where a collective failed or took longer than the time-out: torch's own default is "leave".
+ERRORS = {"none": "0", "abort": "1", "clean_up": "2", "leave": "3"}
+HANDLING = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
+
 
 class CUDA(Accelerator):
     """The devices that ``CUDA_VISIBLE_DEVICES`` leaves visible; a process's local rank is an ordinal among them.
 
-    ``pin_memory``: copy batches that are not in pinned memory there first, so that their transfer is asynchronous. A
-    copy from pageable memory waits until the device has done all earlier work (CUDA Runtime API, "API synchronization
-    behavior"), which would be one host synchronisation per batch.
-
     bfloat16 is offered on every device: those that the supported PyTorch builds run on compute it, below compute
     capability 8.0 by slow emulation. Asking the device which it is would create a context in the launching process.
+
+    Args:
+        pin_memory: copy batches that are not in pinned memory there first, so that their transfer is asynchronous. A
+            copy from pageable memory waits until the device has done all earlier work (CUDA Runtime API, "API
+            synchronization behavior"), which would be one host synchronisation per batch.
+        copy_stream: transfer batches on a stream of their own, beside what the device still computes: the host runs
+            ahead, since nothing makes it wait, and has the next batch on its way while the update before is worked on.
+        cudnn_benchmark: let cuDNN try algorithms for each new shape and keep the fastest; `Trainer` has a flag of the
+            same meaning, which rules. None leaves it as the process has it.
+        nccl_errors: what ends a process when a collective failed or timed out: ``"leave"`` ends it at once, ``"abort"``
+            aborts the communicators first, ``"clean_up"`` aborts them and lets the process live, ``"none"`` does
+            nothing. None leaves it to ``TORCH_NCCL_ASYNC_ERROR_HANDLING``, and so to torch: ``"leave"``.
     """
 
     device_type: ClassVar[str] = "cuda"
     collective_backend: ClassVar[str | None] = "nccl"
 
-    def __init__(self, *, pin_memory: bool = True) -> None:
+    def __init__(
+        self,
+        *,
+        pin_memory: bool = True,
+        copy_stream: bool = True,
+        cudnn_benchmark: bool | None = None,
+        nccl_errors: str | None = None,
+    ) -> None:
+        if nccl_errors not in (None, *ERRORS):
+            raise ConfigurationError(
+                f"cuda: nccl_errors={nccl_errors!r} is unknown; allowed are {', '.join(ERRORS)}, and None."
+            )
         self.pin_memory = pin_memory
+        self.copy_stream = copy_stream
+        self.cudnn_benchmark = cudnn_benchmark
+        self.nccl_errors = nccl_errors
+        self._copies: torch.cuda.Stream | None = None
+        self._before: dict[str, Any] = {}  # what `setup` changed of the process
 
     @property
     def offers(self) -> frozenset[str]:
@@ -75,21 +103,52 @@ class CUDA(Accelerator):
         """Make the device current and start its peak memory count anew. The context is created here."""
         torch.cuda.set_device(device)
         torch.cuda.reset_peak_memory_stats(device)
+        if self.copy_stream:
+            self._copies = torch.cuda.Stream(device)
+        if self.cudnn_benchmark is not None:
+            self._before["benchmark"] = torch.backends.cudnn.benchmark
+            torch.backends.cudnn.benchmark = self.cudnn_benchmark
+        if self.nccl_errors is not None:  # read when the process group is made, which comes after this
+            self._before[HANDLING] = os.environ.get(HANDLING)
+            os.environ[HANDLING] = ERRORS[self.nccl_errors]
 
     def teardown(self) -> None:
-        """Give cached memory back to the driver; a process that never used the device is left alone."""
+        """Give cached memory back to the driver, and put back what `setup` changed; a process that never used the
+        device is left alone."""
+        self._copies = None
+        if "benchmark" in self._before:
+            torch.backends.cudnn.benchmark = self._before.pop("benchmark")
+        if HANDLING in self._before:
+            before = self._before.pop(HANDLING)
+            os.environ.pop(HANDLING)
+            os.environ.update({} if before is None else {HANDLING: before})
         if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             torch.cuda.empty_cache()
 
     def to_device(self, batch: Any, device: torch.device) -> Any:
-        """Move every tensor, without waiting for it."""
+        """Move every tensor, without waiting for it: on the copies' own stream, for which what computes next waits."""
+        copies = self._copies
+        if copies is None:
+            return apply_to_collection(batch, Tensor, lambda tensor: self._pinned(tensor).to(device, non_blocking=True))
+        computes = torch.cuda.current_stream(device)
 
         def move(tensor: Tensor) -> Tensor:
-            if self.pin_memory and tensor.device.type == "cpu" and tensor.layout == torch.strided:
-                tensor = tensor if tensor.is_pinned() else tensor.pin_memory()
-            return tensor.to(device, non_blocking=True)
+            if tensor.layout != torch.strided:  # whose memory cannot be said to be used by another stream
+                return tensor.to(device, non_blocking=True)
+            with torch.cuda.stream(copies):
+                moved = self._pinned(tensor).to(device, non_blocking=True)
+            if moved is not tensor:
+                moved.record_stream(computes)  # or its memory could be given to the next copy while it is read
+            return moved
 
-        return apply_to_collection(batch, Tensor, move)
+        moved = apply_to_collection(batch, Tensor, move)
+        computes.wait_stream(copies)
+        return moved
+
+    def _pinned(self, tensor: Tensor) -> Tensor:
+        if not self.pin_memory or tensor.device.type != "cpu" or tensor.layout != torch.strided:
+            return tensor
+        return tensor if tensor.is_pinned() else tensor.pin_memory()
 
     def seed(self, seed: int) -> None:
         """Seed the current device's generator. Queued until CUDA is initialised; never synchronises."""
@@ -99,19 +158,24 @@ class CUDA(Accelerator):
         torch.cuda.synchronize()
 
     def memory(self) -> dict[str, int]:
-        """Bytes of the current device: in tensors now and at most since `setup`, and held by the caching allocator."""
+        """Bytes of the current device: in tensors now and at most since `setup`, and held by the caching allocator, now
+        and at most; and how often it had to give memory back to the driver before it got what it asked for."""
         return {
             "allocated": torch.cuda.memory_allocated(),
             "peak": torch.cuda.max_memory_allocated(),
             "reserved": torch.cuda.memory_reserved(),
+            "peak_reserved": torch.cuda.max_memory_reserved(),
+            "retries": int(torch.cuda.memory_stats().get("num_alloc_retries", 0)),
         }
 
     def stats(self) -> dict[str, float]:
-        """Utilisation, temperature and power of the current device; empty where nvidia-ml-py is not installed."""
+        """Utilisation, temperature, power and clock of the current device; empty without nvidia-ml-py."""
         if importlib.util.find_spec("pynvml") is None:
             return {}
         return {
             "utilization_percent": float(torch.cuda.utilization()),
+            "memory_utilization_percent": float(torch.cuda.memory_usage()),
             "temperature_celsius": float(torch.cuda.temperature()),
             "power_watts": torch.cuda.power_draw() / 1000,
+            "clock_megahertz": float(torch.cuda.clock_rate()),
         }

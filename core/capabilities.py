@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from .plugins import Clip
 
 # What accelerator="auto" tries, in this order; only Trivet's own are looked at.
-AUTO_ORDER = ("cuda", "xla", "mps", "cpu")
+AUTO_ORDER = ("cuda", "xla", "xpu", "mps", "cpu")
 
 
 # What the flags that say how processes are started come to in those processes.
@@ -156,19 +156,22 @@ def auto_accelerator() -> tuple[str, str]:
     The order is `AUTO_ORDER`. Somebody else's accelerator is never chosen: it has to be named.
     """
     own = {entry.name: entry for entry in registry.entries("accelerator") if entry.distribution == "trivet"}
-    passed_over = []
+    passed_over: dict[str, str] = {}
     for name in AUTO_ORDER:
         if name not in own:
             continue
         try:
             plugin = registry.make("accelerator", own[name].qualified).plugin
         except PluginError as error:
-            passed_over.append(str(error))
+            passed_over[name] = str(error)
             continue
         if plugin.is_available():
-            return own[name].qualified, "; ".join([f"accelerator auto: {name}", *passed_over])
-        passed_over.append(f"{name} is not available: {plugin.unavailable_reason()}")
-    raise ConfigurationError(f"accelerator 'auto' found nothing: {'; '.join(passed_over)}.")
+            first = next(iter(passed_over.values()), "")  # most have no GPU but CUDA's to miss
+            others = ", ".join(list(passed_over)[1:])
+            told = [f"accelerator auto: {name}", first, others and f"not available either: {others}"]
+            return own[name].qualified, "; ".join(filter(None, told))
+        passed_over[name] = f"{name} is not available: {plugin.unavailable_reason()}"
+    raise ConfigurationError(f"accelerator 'auto' found nothing: {'; '.join(passed_over.values())}.")
 
 
 def auto_strategy(devices: int, num_nodes: int) -> tuple[str, str]:

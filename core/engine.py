@@ -45,6 +45,7 @@ class StepModule(nn.Module):
         # steps that the user wrote without batch_idx
         self.short = frozenset(step for step in SHORTER if takes_only(getattr(module, step, None), 1))
         self.compiled: dict[str, Callable[..., Any]] = {}
+        self.graphed = False  # whether compiled steps write into the same memory each time, as CUDA graphs do
         self.plain = not casts and self.context is None and not self.short  # nothing between the caller and the step
 
     def forward(self, step: str, *args: Any, **kwargs: Any) -> Any:
@@ -57,11 +58,24 @@ class StepModule(nn.Module):
             args = args[:1]
         if self.compiled:
             with self.context or nullcontext():
-                return self.compiled[step](*args, **kwargs)
+                if not self.graphed:
+                    return self.compiled[step](*args, **kwargs)
+                torch.compiler.cudagraph_mark_step_begin()
+                return _own(self.compiled[step](*args, **kwargs))
         if self.context is None:
             return getattr(self._user, step)(*args, **kwargs)
         with self.context:
             return getattr(self._user, step)(*args, **kwargs)
+
+
+GRAPHS = ("reduce-overhead", "max-autotune")  # the modes of torch.compile that replay CUDA graphs
+
+
+def _own(output: Any) -> Any:
+    """What a step returned, in memory that the next one does not write into."""
+    from lightning_utilities.core.apply_func import apply_to_collection
+
+    return apply_to_collection(output, Tensor, Tensor.clone)
 
 
 @contextmanager
@@ -142,6 +156,7 @@ def build(
                 "optimizers' steps. Compile parts of the module in configure_model instead: self.net.compile()."
             )
         step.compiled = {name: torch.compile(getattr(module, name), **compiled) for name in SHORTER}
+        step.graphed = device.type == "cuda" and compiled.get("mode") in GRAPHS
         step.plain = False
     context = Context(
         world=world,

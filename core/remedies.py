@@ -16,7 +16,7 @@ from .node_flags import NodeFlags
 # Names to propose first; the others follow in the alphabet's order.
 _PREFERRED = {
     "strategy": ("ddp", "single"),
-    "accelerator": ("cuda", "xla", "mps", "cpu"),
+    "accelerator": ("cuda", "xla", "xpu", "mps", "cpu"),
     "precision": ("fp32", "bf16-mixed"),
 }
 _MOST_CHANGES = 4

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
+from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,8 +12,9 @@ import pytest
 import torch
 from trivet import registry
 from trivet.accelerators.cpu import CPU
-from trivet.accelerators.cuda import CUDA
+from trivet.accelerators.cuda import CUDA, HANDLING
 from trivet.errors import ConfigurationError
+from trivet.launch.world import World
 
 
 def test_cpu() -> None:
@@ -99,7 +102,7 @@ def test_local_rank_is_an_ordinal_among_the_visible_devices(monkeypatch: pytest.
 
 
 def test_setup_seed_synchronize_and_teardown(monkeypatch: pytest.MonkeyPatch, calls: Calls) -> None:
-    for name in ("set_device", "reset_peak_memory_stats", "manual_seed", "synchronize", "empty_cache"):
+    for name in ("set_device", "reset_peak_memory_stats", "manual_seed", "synchronize", "empty_cache", "Stream"):
         calls.replace(name)
     cuda, device = CUDA(), torch.device("cuda", 1)
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
@@ -113,6 +116,7 @@ def test_setup_seed_synchronize_and_teardown(monkeypatch: pytest.MonkeyPatch, ca
     assert calls.seen == [
         ("set_device", device),
         ("reset_peak_memory_stats", device),
+        ("Stream", device),
         ("manual_seed", 3),
         ("synchronize",),
         ("empty_cache",),
@@ -123,7 +127,9 @@ def test_memory(calls: Calls) -> None:
     calls.replace("memory_allocated", 1)
     calls.replace("max_memory_allocated", 2)
     calls.replace("memory_reserved", 3)
-    assert CUDA().memory() == {"allocated": 1, "peak": 2, "reserved": 3}
+    calls.replace("max_memory_reserved", 4)
+    calls.replace("memory_stats", {"num_alloc_retries": 5})
+    assert CUDA().memory() == {"allocated": 1, "peak": 2, "reserved": 3, "peak_reserved": 4, "retries": 5}
 
 
 def test_stats_need_the_nvml_package(monkeypatch: pytest.MonkeyPatch, calls: Calls) -> None:
@@ -131,39 +137,132 @@ def test_stats_need_the_nvml_package(monkeypatch: pytest.MonkeyPatch, calls: Cal
     monkeypatch.setattr("importlib.util.find_spec", lambda name: find(name))
     assert CUDA().stats() == {}
     find = lambda name: SimpleNamespace()  # noqa: E731
-    for name, value in (("utilization", 40), ("temperature", 61), ("power_draw", 250_000)):
+    for name, value in (
+        ("utilization", 40), ("temperature", 61), ("power_draw", 250_000), ("memory_usage", 7), ("clock_rate", 1500),
+    ):  # fmt: skip
         calls.replace(name, value)
-    assert CUDA().stats() == {"utilization_percent": 40.0, "temperature_celsius": 61.0, "power_watts": 250.0}
+    assert CUDA().stats() == {
+        "utilization_percent": 40.0, "memory_utilization_percent": 7.0, "temperature_celsius": 61.0,
+        "power_watts": 250.0, "clock_megahertz": 1500.0,
+    }  # fmt: skip
 
 
-@pytest.mark.parametrize("pin", [True, False])
-def test_transfer_is_pinned_and_does_not_wait(monkeypatch: pytest.MonkeyPatch, pin: bool) -> None:
-    moves: list[tuple[torch.device, bool]] = []
+class Stream:
+    """A stream that writes down who waits for whom."""
+
+    def __init__(self, seen: list[tuple[Any, ...]], name: str) -> None:
+        self.seen, self.name = seen, name
+
+    def wait_stream(self, other: Stream) -> None:
+        self.seen.append((self.name, "waits for", other.name))
+
+    def __enter__(self) -> None:
+        self.seen.append(("enter", self.name))
+
+    def __exit__(self, *error: object) -> None:
+        self.seen.append(("leave", self.name))
+
+
+@pytest.fixture
+def transfers(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
+    """Each transfer, and what streams do, as they are called; tensors move nowhere."""
+    seen: list[tuple[Any, ...]] = []
     pinned: list[torch.Tensor] = []
 
     def to(self: torch.Tensor, device: torch.device, *, non_blocking: bool = False) -> torch.Tensor:
-        moves.append((device, non_blocking))
-        return self
+        seen.append(("to", device, non_blocking))
+        return self.view_as(self) if self.layout == torch.strided else self
 
     def pin_memory(self: torch.Tensor) -> torch.Tensor:
+        seen.append(("pin",))
         pinned.append(self)
         return self
 
     monkeypatch.setattr(torch.Tensor, "to", to)
     monkeypatch.setattr(torch.Tensor, "pin_memory", pin_memory)
     monkeypatch.setattr(torch.Tensor, "is_pinned", lambda self: any(self is tensor for tensor in pinned))
-    batch = {"x": torch.ones(2), "y": [torch.ones(1), "text"], "sparse": torch.eye(2).to_sparse()}
-    device = torch.device("cuda", 0)
-    moved = CUDA(pin_memory=pin).to_device(batch, device)
-    assert moved["y"][1] == "text"
-    assert moves == [(device, True)] * 3
-    assert len(pinned) == (2 if pin else 0)
-    CUDA(pin_memory=pin).to_device(batch, device)
-    assert len(pinned) == (2 if pin else 0)
+    monkeypatch.setattr(torch.Tensor, "record_stream", lambda self, stream: seen.append(("read on", stream.name)))
+    for name in ("set_device", "reset_peak_memory_stats", "empty_cache"):
+        monkeypatch.setattr(torch.cuda, name, lambda *args: None)
+    computes = Stream(seen, "compute")
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device: Stream(seen, "copy"))
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: computes)
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: stream)
+    return seen
+
+
+BATCH = {"x": torch.ones(2), "y": [torch.ones(1), "text"], "sparse": torch.eye(2).to_sparse()}
+DEVICE = torch.device("cuda", 0)
+
+
+@pytest.mark.parametrize("pin", [True, False])
+def test_transfer_is_pinned_and_does_not_wait(transfers: list[tuple[Any, ...]], pin: bool) -> None:
+    cuda = CUDA(pin_memory=pin, copy_stream=False)
+    cuda.setup(DEVICE)
+    assert cuda.to_device(BATCH, DEVICE)["y"][1] == "text"
+    assert [entry for entry in transfers if entry[0] == "to"] == [("to", DEVICE, True)] * 3
+    assert transfers.count(("pin",)) == (2 if pin else 0)
+    cuda.to_device(BATCH, DEVICE)
+    assert transfers.count(("pin",)) == (2 if pin else 0)
+    assert not [entry for entry in transfers if entry[0] not in ("to", "pin")]
+
+
+def test_transfer_has_a_stream_of_its_own_for_which_computing_waits(transfers: list[tuple[Any, ...]]) -> None:
+    cuda = CUDA()
+    cuda.setup(DEVICE)
+    cuda.to_device(BATCH, DEVICE)
+    moved = [("enter", "copy"), ("pin",), ("to", DEVICE, True), ("leave", "copy"), ("read on", "compute")]
+    # a sparse tensor's memory cannot be said to be read by another stream, so it is moved on the one that reads it
+    assert transfers == [*moved, *moved, ("to", DEVICE, True), ("compute", "waits for", "copy")]
+    cuda.teardown()
+    transfers.clear()
+    cuda.to_device(BATCH["x"], DEVICE)
+    assert transfers == [("to", DEVICE, True)]
+
+
+def test_what_setup_changes_is_put_back(transfers: list[tuple[Any, ...]], monkeypatch: pytest.MonkeyPatch) -> None:
+    before = torch.backends.cudnn.benchmark
+    for value in (None, "2"):
+        if value is None:
+            monkeypatch.delenv(HANDLING, raising=False)
+        else:
+            monkeypatch.setenv(HANDLING, value)
+        cuda = CUDA(cudnn_benchmark=not before, nccl_errors="abort")
+        cuda.setup(DEVICE)
+        assert (torch.backends.cudnn.benchmark, os.environ[HANDLING]) == (not before, "1")
+        cuda.teardown()
+        assert (torch.backends.cudnn.benchmark, os.environ.get(HANDLING)) == (before, value)
+    with pytest.raises(ConfigurationError, match="nccl_errors='all' is unknown; allowed are none, abort, clean_up"):
+        CUDA(nccl_errors="all")
+
+
+def test_the_process_group_gets_device_and_time_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    from trivet.launch.group import Group
+
+    asked: list[dict[str, Any]] = []
+    monkeypatch.setattr(torch.distributed, "init_process_group", lambda backend, **options: asked.append(options))
+    group = Group(World(0, 2, 0, 2, 0, 1, "torchrun"), None, torch.device("cuda", 1))
+    group.connect("nccl", torch.distributed.HashStore(), 30.0)
+    assert (asked[0]["timeout"], asked[0]["device_id"]) == (timedelta(seconds=30), torch.device("cuda", 1))
+
+
+def test_steps_that_replay_cuda_graphs_give_memory_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The loss of one step must not change when the next one writes into the same memory."""
+    from trivet.engine import StepModule
+    from trivet.precision.full import FP32
+
+    begun: list[int] = []
+    monkeypatch.setattr(torch.compiler, "cudagraph_mark_step_begin", lambda: begun.append(1))
+    memory, step = torch.zeros(()), StepModule(torch.nn.Linear(1, 1), FP32(), None)
+    step.plain, step.graphed = False, True
+    step.compiled = {"training_step": lambda number: {"loss": memory.fill_(number)}}
+    first, second = step("training_step", 1.0), step("training_step", 2.0)
+    assert (float(first["loss"]), float(second["loss"]), len(begun)) == (1.0, 2.0, 2)
 
 
 def test_both_come_through_their_entry_points() -> None:
     assert type(registry.make("accelerator", "cpu").plugin) is CPU
     selected = registry.make("accelerator", {"name": "gpu", "pin_memory": False})
     assert type(selected.plugin) is CUDA
-    assert (selected.name, selected.options) == ("cuda", {"pin_memory": False})
+    others = {"copy_stream": True, "cudnn_benchmark": None, "nccl_errors": None}
+    assert (selected.name, selected.options) == ("cuda", {"pin_memory": False} | others)

@@ -249,6 +249,7 @@ def test_auto_says_what_it_chose_and_why(monkeypatch: pytest.MonkeyPatch) -> Non
     plan = resolve().plan
     assert (plan.accelerator, plan.strategy, plan.world_size, plan.backend) == ("cpu", "single", 1, None)
     assert plan.notes[0].startswith("accelerator auto: cpu; cuda is not available: ")
+    assert plan.notes[0].endswith("; not available either: xla, xpu, mps")
     assert plan.notes[1].startswith("devices auto: 1, since processes share the devices of accelerator 'cpu'")
     assert plan.notes[2] == "strategy auto: single, for one process"
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)

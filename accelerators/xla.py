@@ -33,6 +33,8 @@ REASONS = {
     "autocast:float16": "torch's autocast for XLA has bfloat16 alone, which needs no loss scale.",
 }
 
+MATMUL = {"highest": "highest", "high": "high", "medium": "default"}  # torch's names and torch_xla's
+
 Shapes = tuple[tuple[str, tuple[int, ...]], ...]  # of one batch: dtype and shape of each tensor
 
 
@@ -43,8 +45,9 @@ class XLA(Accelerator):
     processes, one for each chip, are written for TPUs and UNPROVEN: no test of Trivet has run them, since torch_xla 2.9
     does not survive a second process on its CPU device, where they are therefore refused.
 
-    ``matmul_precision``: how float32 matrix products are computed. A TPU rounds their factors to bfloat16 unless told
-    otherwise, so what ``fp32`` promises wants ``"highest"``, the default; ``"high"`` and ``"default"`` are faster.
+    Float32 matrix products are as `torch.set_float32_matmul_precision` says, also where a precision says it. Left alone
+    that is full width, whereas torch_xla by itself rounds their factors to bfloat16 on a TPU.
+
     ``warm_up``: a new graph is expected in that many updates; later ones are warned about, with their shapes.
     """
 
@@ -52,16 +55,12 @@ class XLA(Accelerator):
     collective_backend: ClassVar[str | None] = "xla"
     reasons: Mapping[str, str] = REASONS
 
-    def __init__(self, *, matmul_precision: str = "highest", warm_up: int = 20) -> None:
-        if matmul_precision not in ("default", "high", "highest"):
-            raise ConfigurationError(
-                f"xla: matmul_precision={matmul_precision!r}; torch_xla knows 'default', 'high' and 'highest'."
-            )
+    def __init__(self, *, warm_up: int = 20) -> None:
         if warm_up < 1:
             raise ConfigurationError(f"xla: warm_up={warm_up!r} must be at least 1 update.")
-        self.matmul_precision, self.warm_up = matmul_precision, warm_up
+        self.warm_up = warm_up
         self.graphs = Graphs(warm_up)
-        self._local_rank = 0
+        self._matmul = ""
 
     # ------------------------------------------------------------------------------------------- before anything runs
 
@@ -101,23 +100,18 @@ class XLA(Accelerator):
 
     def device(self, local_rank: int) -> torch.device:
         """Each process has a chip of its own and calls it ``xla:0``."""
-        self._local_rank = local_rank
         return torch.device("xla", 0)
 
     def setup(self, device: torch.device) -> None:
-        """Start XLA's runtime, with float32 products as exact as asked for and torch's autocast table complete."""
+        """Start XLA's runtime, and complete its autocast table."""
         os.environ.setdefault(PLATFORM, platform() or "CPU")
         import torch_xla
-        from torch_xla import backends
 
         if "spmd" in self.wanted:
             _drive_all()
         elif int(os.environ.get("LOCAL_WORLD_SIZE", "1")) > 1:
             _join()
         xla_autocast.complete()
-        if backends.get_mat_mul_precision() != self.matmul_precision:
-            backends.logger.disabled = True  # it advises against ever setting this
-            backends.set_mat_mul_precision(self.matmul_precision)
         torch_xla.device()
         self.graphs = Graphs(self.warm_up)
 
@@ -132,6 +126,9 @@ class XLA(Accelerator):
         import torch_xla.core.xla_model as xm
 
         xm.set_rng_state(seed, "xla:0")
+        if (matmul := torch.get_float32_matmul_precision()) != self._matmul:
+            self._matmul = matmul
+            _set_products(MATMUL[matmul])
         self.graphs.begin()
 
     def step_boundary(self) -> None:
@@ -195,6 +192,14 @@ def _join() -> None:
     importlib.import_module("torch_xla.distributed.xla_backend")
     # its handler reads LOCAL_RANK and LOCAL_WORLD_SIZE, and starts the runtime for them
     next(iter(rendezvous("xla://")))
+
+
+def _set_products(precision: str) -> None:
+    from torch_xla import backends
+
+    if backends.get_mat_mul_precision() != precision:
+        backends.logger.disabled = True  # it advises against setting this at all
+        backends.set_mat_mul_precision(precision)
 
 
 class Graphs:

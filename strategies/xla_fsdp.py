@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from trivet.plugins import Context, MicroBatch, Needs
+from trivet.plugins import Context, MicroBatch, Needs, OwnState
 from trivet.strategies.single import Single
 
 AXIS = "shard"
@@ -92,3 +92,24 @@ class XLAFSDP(Single):
             for value in state.values():
                 if isinstance(value, Tensor) and value.shape == param.shape and value.device == param.device:
                     self.cut(value)
+
+    def load_own_state(self, root: nn.Module, state: OwnState) -> None:
+        super().load_own_state(root, state)
+        self.cut_again(root)
+
+    def load_state_dict(self, module: nn.Module, state: Mapping[str, Tensor], *, strict: bool = True) -> None:
+        super().load_state_dict(module, state, strict=strict)
+        self.cut_again(module)
+
+    def cut_again(self, module: nn.Module) -> None:
+        """Lay parameters out anew: one that was copied into lies as what was copied, whole on each device."""
+        for param in module.parameters():
+            placed = param.detach().cpu().to(param.device)
+            self.cut(placed)
+            param.data = placed
+
+    def to_optimizer(self, optimizer: Optimizer, param: nn.Parameter, key: str, value: Any) -> Any:
+        if isinstance(value, Tensor) and value.dim() and value.shape == param.shape:
+            value = value.to(param.device)
+            self.cut(value)
+        return value

@@ -12,7 +12,7 @@ from trivet.testing import AcceleratorSuite, PrecisionSuite, StrategySuite, cell
 from trivet.testing.suites import Suite
 
 ELSEWHERE = {"single", "ddp"}
-APART = {"xla": {"bf16-mixed"}}  # precisions that an accelerator tries in a file of its own
+APART = {"xla"}  # accelerators with a file of their own
 
 
 def suites() -> dict[str, type[Suite]]:
@@ -25,9 +25,9 @@ def suites() -> dict[str, type[Suite]]:
     for name in cells.own("precision"):
         found[f"Test_{name}"] = type(f"Test_{name}", (PrecisionSuite,), {"plugin": name, "strategies": ("ddp",)})
     for name in cells.own("accelerator"):
-        precisions = tuple(one for one in cells.own("precision") if one not in APART.get(name, ()))
-        options = {"plugin": name, "strategies": ("single",), "precisions": precisions}
-        found[f"Test_{name}"] = type(f"Test_{name}", (AcceleratorSuite,), options)
+        if name not in APART:
+            options = {"plugin": name, "strategies": ("single",)}
+            found[f"Test_{name}"] = type(f"Test_{name}", (AcceleratorSuite,), options)
     for suite in found.values():
         suite.__module__ = __name__
     return found

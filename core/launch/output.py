@@ -148,11 +148,13 @@ class _Warnings:
     def stop(self, *, failed: bool) -> None:
         self._stopped.set()
         with contextlib.suppress(RuntimeError):
-            if self.store is not None and self.rank:
+            if self.store is None or failed:  # the store may be gone, or never answer again
+                pass
+            elif self.rank:
                 self.store.add("warnings/closed", 1)
-            elif self.store is not None:
+            else:
                 self._thread.join(_GATHER_S)
-                limit = time.monotonic() + (0.0 if failed else _GATHER_S)
+                limit = time.monotonic() + _GATHER_S
                 while self.store.add("warnings/closed", 0) < self.world_size - 1 and time.monotonic() < limit:
                     time.sleep(0.02)
                 self._fetch()

@@ -5,13 +5,15 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import threading
 import time
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
 from ..errors import RankFailed
 
-_WAIT_S = 3.0
+_WAIT_S, _SAY_S = 3.0, 1.0
 
 
 class Uncaught:
@@ -19,25 +21,39 @@ class Uncaught:
 
     def __init__(self, store: Any, rank: int) -> None:
         self.store, self.rank = store, rank
-        self._before = sys.excepthook
+        self.before = sys.excepthook
 
     def install(self) -> None:
-        if isinstance(self._before, Uncaught):
-            self._before = self._before._before
+        if isinstance(self.before, Uncaught):
+            self.before = self.before.before
         sys.excepthook = self
 
     def __call__(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         if not follows(error, self.rank):
-            self._before(kind, error, trace)
-            with contextlib.suppress(RuntimeError):  # the store went with the process that held it
-                self.store.set("said", "")
+            self.before(kind, error, trace)
+            _within(_SAY_S, lambda: self.store.set("said", ""))
             return
         assert isinstance(error, RankFailed)
-        deadline = time.monotonic() + (_WAIT_S if error.traceback else 0.0)  # that rank's own process shows it
-        with contextlib.suppress(RuntimeError):
-            while not self.store.check(["said"]) and time.monotonic() < deadline:
-                time.sleep(0.05)
+        if error.traceback:  # that rank's own process shows it
+            _within(_WAIT_S, self._until_said)
         print(f"trivet: rank {self.rank} ended, since {error}", file=sys.stderr, flush=True)
+
+    def _until_said(self) -> None:
+        deadline = time.monotonic() + _WAIT_S
+        while not self.store.check(["said"]) and time.monotonic() < deadline:
+            time.sleep(0.05)
+
+
+def _within(seconds: float, ask: Callable[[], Any]) -> None:
+    """Ask a store that may be gone, or may never answer, since a machine is gone."""
+
+    def run() -> None:
+        with contextlib.suppress(RuntimeError):
+            ask()
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(seconds)
 
 
 def follows(error: BaseException, rank: int) -> bool:

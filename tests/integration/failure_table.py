@@ -59,6 +59,7 @@ class Row:
     code: int
     left: list[str]
     port_free: bool
+    hooks: str
     output: str
 
     def faults(self) -> list[str]:
@@ -74,6 +75,7 @@ class Row:
             "the port is not free": not self.port_free,
             f"nobody said {said.pattern!r}": not said.search(self.output) and not shown.search(self.output),
             "the traceback is not shown once": self.output.count('raise ValueError("boom")') > 1,
+            f"hooks: {self.hooks}": self.kind in ("raise", "oom") and self.hooks != "ran on both, and knew which rank",
             f"the first line is {self.first!r}": not self._good_first(),
         }
         return [text for text, wrong in found.items() if wrong]
@@ -143,7 +145,17 @@ def run(kind: str, rank: int, launcher: str, python: str = sys.executable) -> Ro
         named = next((m[0] for line in lines if (m := re.search(r"rank \d failed with .*", line))), "")
         named = named or next((line for line in lines if re.search(r"(ValueError|OutOfMemoryError): ", line)), "")
         first = re.sub(rf"{re.escape(name)}/?", "", lines[0]) if lines else ""
-        return Row(kind, rank, launcher, seconds, first, named, code, left, is_free(port), text)
+        hooks = hooks_of(notes, rank)
+        return Row(kind, rank, launcher, seconds, first, named, code, left, is_free(port), hooks, text)
+
+
+def hooks_of(notes: Path, rank: int) -> str:
+    """Whether on_exception and teardown ran on both ranks, and the other one's was told which rank failed."""
+    files = [notes / f"{hook}-{one}" for hook in ("on_exception", "teardown") for one in range(2)]
+    if missing := [file.name for file in files if not file.exists()]:
+        return f"{', '.join(missing)} did not run"
+    told = (notes / f"on_exception-{1 - rank}").read_text()
+    return "ran on both, and knew which rank" if f"rank {rank} failed with" in told else f"the other was told {told!r}"
 
 
 def of_others(line: str) -> bool:
@@ -197,7 +209,7 @@ def is_free(port: int) -> bool:
     return True
 
 
-def has_ray(python: str) -> bool:
+def has_ray(python: str = sys.executable) -> bool:
     if not all(map(shutil.which, ("unshare", "ip"))):
         return False
     if python == sys.executable and importlib.util.find_spec("ray") is None:

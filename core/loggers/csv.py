@@ -47,6 +47,7 @@ class CSVLogger(FileLogger):
         self._version = version
         self._columns: list[str] = []
         self._file: TextIO | None = None
+        self._written: list[dict[str, str]] = []  # rows of the update of the checkpoint that a run goes on from
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_file": None}  # an open file stays in its process
@@ -59,6 +60,8 @@ class CSVLogger(FileLogger):
             row["epoch"] = int(metrics["epoch"])
         if self._file is None:
             self._open()
+        if self._written and self._is_written(row):
+            return
         new = [key for key in row if key not in self._columns]
         if new:
             self._add_columns(new)
@@ -96,11 +99,23 @@ class CSVLogger(FileLogger):
                     raw.write(b"\r\n")
             if self._goes_on_at is not None:
                 self._rewrite(self._columns, until=self._goes_on_at)
+                with path.open(newline="") as kept:
+                    rows = [{key: text for key, text in row.items() if text} for row in csv.DictReader(kept)]
+                self._written = [row for row in rows if row.get("step") == str(self._goes_on_at)]
                 self._goes_on_at = None
         self._file = path.open("a", buffering=1, newline="")
         if not self._columns:
             self._columns = ["epoch", "step"]
             csv.writer(self._file).writerow(self._columns)
+
+    def _is_written(self, row: Mapping[str, Any]) -> bool:
+        """Whether a row is there since before the end: that of an epoch, say, whose checkpoint is of before it."""
+        text = {key: str(value) for key, value in row.items()}
+        self._written = [one for one in self._written if one["step"] == text["step"]]
+        if text not in self._written:
+            return False
+        self._written.remove(text)
+        return True
 
     def _add_columns(self, new: list[str]) -> None:
         """Give the file a longer header: old rows are copied once, row by row, into a file that then takes its place.

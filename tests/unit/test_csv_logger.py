@@ -153,3 +153,19 @@ def test_a_directory_that_cannot_be_made_is_told_with_path_and_reason(make: Made
     (tmp_path / "file").touch()
     with pytest.raises(TrivetError, match=rf"CSVLogger cannot write in '{tmp_path}/file.*Not a directory"):
         trainer(logger=make(tmp_path / "file" / "runs"), max_steps=2).fit(Logs(), loader(4))
+
+
+def test_a_row_after_the_checkpoint_of_the_same_update_is_there_once(make: Made, tmp_path: Path) -> None:
+    """A kill after an epoch's row, which the run that goes on from the epoch's last update logs again."""
+    killed, again = make(tmp_path, version=0), make(tmp_path, version=0)
+    killed.log_metrics({"loss": 0.1, "epoch": 0}, step=4)
+    killed.log_metrics({"mean": 0.3, "epoch": 0}, step=4)
+    killed.log_metrics({"loss": 0.2, "epoch": 1}, step=5)
+    killed.finalize("failed")
+    again.go_on(0, 4)
+    again.log_metrics({"mean": 0.3, "epoch": 0}, step=4)
+    again.log_metrics({"loss": 0.2, "epoch": 1}, step=5)
+    again.log_metrics({"loss": 0.2, "epoch": 1}, step=5)  # such a row may come twice where nothing was cut short
+    assert [(row["step"], row["loss"], row["mean"]) for row in rows(again)] == [
+        ("4", "0.1", ""), ("4", "", "0.3"), ("5", "0.2", ""), ("5", "0.2", ""),
+    ]  # fmt: skip

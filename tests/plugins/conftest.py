@@ -7,7 +7,7 @@ import re
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -46,23 +46,32 @@ class Installed:
         return ran.returncode, ran.stdout, ran.stderr
 
 
-def conforms(installed: Installed, folder: Path, *tests: str, path: Path | None = None) -> None:
-    """Run a package's own suite: all cells with ``TRIVET_CI_FULL=1``, else few."""
+def sessions(*names: str) -> list[tuple[str, ...]]:
+    """Whose suites run in one session, on the same worker processes; with ``TRIVET_CI_FULL=1`` each needs its own."""
+    return [(name,) for name in names] if FULL else [names]
+
+
+def conforms(installed: Installed, tests: Sequence[Path], path: Path | None = None) -> None:
+    """Run packages' own suites, all cells with ``TRIVET_CI_FULL=1``, else few; each of them trains."""
     cells = "all" if FULL else "few"
     code, out, err = installed.run(
-        "pytest", "-q", "-p", "no:cacheprovider", f"--trivet-cells={cells}", *tests, cwd=folder, path=path
+        "pytest", "-v", "-p", "no:cacheprovider", f"--trivet-cells={cells}", *tests, cwd=tests[0].parent, path=path
     )
     print(out)  # the table, where somebody looks
     assert code == 0, out + err
+    for test in tests:
+        assert re.search(rf"{test.name}::\w+::test_trains_like_the_reference.* PASSED", out), (
+            f"{test.name}: no cell ran"
+        )
     counts = re.search(r"^([1-9]\d*) checks in cells ran, (\d+) were left out", out, re.MULTILINE)
     assert counts, "no cell ran"
-    RAN.append((folder.name, *map(int, counts.groups())))
+    RAN.append((", ".join(test.parent.name for test in tests), *map(int, counts.groups())))
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
     """What the suites left out."""
     for name, ran, left_out in RAN:
-        terminalreporter.write_line(f"suite of {name}: {ran} checks in cells ran, {left_out} were left out.")
+        terminalreporter.write_line(f"suites of {name}: {ran} checks in cells ran, {left_out} were left out.")
     if any(left_out for _, _, left_out in RAN):
         terminalreporter.write_line("TRIVET_CI_FULL=1 runs all of them.")
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import pages
 import pytest
-from conftest import FOLDERS, Installed, conforms
+from conftest import FOLDERS, Installed, conforms, sessions
 from trivet.checkpoint.directory import manifest
 from trivet.combination import KNOWN
 from trivet.plugins import (
@@ -62,10 +62,10 @@ NAMES = {
 }
 
 
-@pytest.mark.parametrize("folder", FOLDERS)
-def test_conforms(folder: str, installed: Installed) -> None:
+@pytest.mark.parametrize("folders", [*sessions(*FOLDERS[:2]), *sessions(*FOLDERS[2:])], ids=" and ".join)
+def test_conforms(folders: tuple[str, ...], installed: Installed) -> None:
     """Every cell with ``TRIVET_CI_FULL=1``, else a few: each counterpart, number of processes and check once."""
-    conforms(installed, installed.root / folder, f"test_{folder}.py")
+    conforms(installed, [installed.root / folder / f"test_{folder}.py" for folder in folders])
 
 
 @pytest.mark.parametrize("folder", FOLDERS)

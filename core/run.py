@@ -153,7 +153,8 @@ class Run:
 
     def gradient_mode(self) -> AbstractContextManager[None]:
         """Of an evaluation outside of a fit."""
-        return torch.inference_mode() if self.trainer.inference_mode else torch.no_grad()
+        whole = self.trainer.inference_mode and self.engine.device.type != "xla"  # torch_xla fails on such tensors
+        return torch.inference_mode() if whole else torch.no_grad()
 
     def close_data(self) -> None:
         """End the workers of loaders, where they live on from epoch to epoch."""

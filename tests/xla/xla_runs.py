@@ -59,3 +59,43 @@ def fit(
     trainer.fit(module, DataLoader(TensorDataset(*tokens), BATCH_SIZE // 2, shuffle=True), ckpt_path=origin)
     assert module.head.weight is module.embedding.weight or accelerator == "cpu"
     return module.weights
+
+
+class Plain(trivet.Module):
+    """A small step that logs its loss and reads nothing; what a callback or a test sees of it is read outside."""
+
+    def __init__(self, width: int | None = None) -> None:
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(3, 8), nn.Dropout(0.2), nn.Tanh(), nn.Linear(8, 2))
+        self.width = width
+
+    def loss(self, batch: Any) -> Tensor:
+        x, y = batch
+        return (self.net(x) - y).square().mean()
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        loss = self.loss(batch)
+        self.log("loss", loss, on_epoch=True)
+        if self.width is not None and self.trainer.progress.update >= self.width:
+            loss = loss + self.net[0].weight[: self.trainer.progress.update].sum() * 0.0
+        return loss
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.log("val", self.loss(batch))
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.AdamW(self.parameters(), lr=0.01)
+
+
+def loader(samples: int, batch_size: int = 4) -> DataLoader[Any]:
+    generator = torch.Generator().manual_seed(1)
+    tensors = [torch.randn(samples, width, generator=generator) for width in (3, 2)]
+    return DataLoader(TensorDataset(*tensors), batch_size)
+
+
+def trainer(**options: Any) -> trivet.Trainer:
+    defaults: dict[str, Any] = {
+        "accelerator": "xla", "strategy": "single", "devices": 1, "logger": False, "enable_progress_bar": False,
+        "enable_checkpointing": False, "max_epochs": 1,
+    }  # fmt: skip
+    return trivet.Trainer(**{**defaults, **options})

@@ -17,6 +17,9 @@ import cloudpickle  # type: ignore[import-untyped]
 
 from ..errors import STOPS, RankFailed
 
+PLACE, STACK = "place", "stack"
+"""What a worker's watchdog leaves in that directory: where the rank is, and after a crash the stacks."""
+
 
 class RemoteTraceback(Exception):
     """The traceback of another process as text, shown as the cause of what is raised here."""
@@ -85,9 +88,10 @@ def without_words(rank: int, code: int, when: float, *, follows: bool, directory
 
     ``directory`` is where its watchdog noted where it was, and C code the stacks when it crashed.
     """
-    seen, stack = ("", "") if directory is None else (noted(directory, PLACE, rank), noted(directory, STACK, rank))
-    then, _, place = seen.partition(" ")
-    last = f". {max(when - float(then), 0.0):.1f} s before, {place}" if seen else ""
+    last = stack = ""
+    if directory is not None:
+        last, crash = last_seen(directory / f"{PLACE}-{rank}", when), directory / f"{STACK}-{rank}"
+        stack = crash.read_text(errors="replace").strip() if crash.exists() else ""
     if code >= 0:
         text = "the process ended without an exception (os._exit, or a library that ends the process)"
         return Failure(rank, f"exit code {code}", text + last, stack, time=when, follows=follows)
@@ -101,17 +105,6 @@ def without_words(rank: int, code: int, when: float, *, follows: bool, directory
             "have to call the same collective there, with tensors of the same size"
         )
     return Failure(rank, name, text + last, stack, time=when, follows=follows)
-
-
-PLACE, STACK = "place", "stack"
-
-
-def noted(directory: Path, what: str, rank: int) -> str:
-    """What a rank left there of this kind, or ""."""
-    try:
-        return (directory / f"{what}-{rank}").read_text(errors="replace").strip()
-    except FileNotFoundError:
-        return ""
 
 
 def _from_user_code(frames: TracebackType | None) -> TracebackType | None:
@@ -188,9 +181,19 @@ def of_peers(directory: Path, rank: int, world_size: int) -> RankFailed | None:
     return None
 
 
-def early_end(rank: int) -> RankFailed:
-    """What the others know of a rank whose process left no word."""
-    return RankFailed(rank, "an early end", "its process ended without an exception (killed, os._exit, or a crash)")
+def early_end(rank: int, last: str = "") -> RankFailed:
+    """What the others know of a rank whose process left no word, and where it was seen ``last``."""
+    text = f"its process ended without an exception (killed, os._exit, or a crash){last}"
+    return RankFailed(rank, "an early end", text)
+
+
+def last_seen(notes: Path, when: float) -> str:
+    """Where the watchdog of a rank noted that it was, as the end of a sentence; "" where it noted nothing."""
+    try:
+        then, _, place = notes.read_text(errors="replace").partition(" ")
+    except OSError:
+        return ""
+    return f". {max(when - float(then), 0.0):.1f} s before, {place}" if place else ""
 
 
 def _without_record(directory: Path, ended: list[int]) -> Iterator[int]:

@@ -51,6 +51,7 @@ class Group:
         self._connected = False
         self._guard: watch.Watch | None = None
         self._peers: Peers | None = None
+        self._told = False  # whether this rank has said that it failed
         self._terminate: Any = None  # the handler of SIGTERM before this rank failed
         self._across: Across | None = None
         if side is not None and watch.current() is None:  # in workers of Trivet's launchers there is one already
@@ -145,6 +146,7 @@ class Group:
             failures.write(guard.directory, failure)
         if self.watchdog is not None:
             self.watchdog.off = True
+        self._told = not failure.interrupt
         if self._peers is not None and not failure.interrupt:
             Uncaught(self.side, self.world.rank).install()
         if self.store is not None and not failure.interrupt and not failure.follows:
@@ -175,7 +177,10 @@ class Group:
         """Notice from a thread when this one no longer gets on; see `Watchdog`."""
         if self._across is not None:
             self._across.beats.timeout = timeout
-        self.watchdog = Watchdog(self.world, self.side, pulse=pulse, progress=progress, timeout=timeout).start()
+        notes = -1 if self._peers is None else self._peers.notes
+        self.watchdog = Watchdog(
+            self.world, self.side, pulse=pulse, progress=progress, timeout=timeout, notes=notes
+        ).start()
 
     def explain(self, error: BaseException) -> CollectiveError | None:
         """What to raise instead of an error of a collective where the ranks called different ones."""
@@ -186,8 +191,11 @@ class Group:
         """Leave the group. ``abort`` where a peer may be gone: gives up what is under way and waits for nobody."""
         if self.watchdog is not None:
             self.watchdog.stop()
-        if self._peers is not None and not abort:
-            self._peers.done()
+        if self._peers is not None:
+            if not self._told:  # also where all ranks stop on request: nobody is to end those that are still saving
+                self._peers.done()
+            self._peers.close()
+            self._peers = None
         if self._across is not None:
             self._across.stop()
         if self._guard is not None:

@@ -6,6 +6,9 @@ import contextlib
 import json
 import os
 import socket
+import tempfile
+import time
+from pathlib import Path
 from typing import Any
 
 from torch.distributed import Store  # type: ignore[attr-defined]
@@ -23,8 +26,10 @@ class Peers:
     def __init__(self, store: Store, rank: int, world_size: int) -> None:
         self.store, self.rank = store, rank
         self._unknown = [other for other in range(world_size) if other != rank]
-        self._here: dict[int, int] = {}  # ranks on this machine and their processes
-        store.set(f"process/{rank}", f"{os.getpid()} {socket.gethostname()}")
+        self._here: dict[int, tuple[int, Path]] = {}  # ranks on this machine: their processes, and what they note
+        self.notes, path = tempfile.mkstemp(prefix="trivet-place-")  # where this rank is, for when it is killed
+        self._remove = [Path(path)]
+        store.set(f"process/{rank}", f"{os.getpid()} {socket.gethostname()} {path}")
 
     def look(self) -> RankFailed | None:
         """The first failure that was posted, else one whose process is gone; None if it is this rank's own."""
@@ -32,11 +37,12 @@ class Peers:
             if (record := posted(self.store)) is not None:
                 return RankFailed(*record) if record[0] != self.rank else None
             self._find()
-            for rank, process in self._here.items():
+            for rank, (process, notes) in self._here.items():
                 if not failures.is_running(process) and not self.store.check([f"done/{rank}"]):
                     if (record := posted(self.store)) is not None:  # it told, and has ended since
                         return RankFailed(*record) if record[0] != self.rank else None
-                    return failures.early_end(rank)
+                    self._remove.append(notes)
+                    return failures.early_end(rank, failures.last_seen(notes, time.time()))
         except RuntimeError:  # the store went with the process that held it
             pass
         return None
@@ -45,14 +51,20 @@ class Peers:
         for rank in list(self._unknown):
             if self.store.check([f"process/{rank}"]):
                 self._unknown.remove(rank)
-                process, _, host = self.store.get(f"process/{rank}").decode().partition(" ")
+                process, host, notes = self.store.get(f"process/{rank}").decode().split(" ", 2)
                 if host == socket.gethostname():
-                    self._here[rank] = int(process)
+                    self._here[rank] = int(process), Path(notes)
 
     def done(self) -> None:
         """This rank has ended as it should."""
         with contextlib.suppress(RuntimeError):
             self.store.set(f"done/{self.rank}", "")
+
+    def close(self) -> None:
+        """Remove what this rank noted, and those that can no longer do it."""
+        os.close(self.notes)
+        for path in self._remove:
+            path.unlink(missing_ok=True)
 
     def asked(self) -> int:
         """Which signal asked a rank to stop, 0 if none did."""

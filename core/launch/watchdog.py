@@ -40,7 +40,8 @@ class Watchdog:
 
     ``pulse`` gives what changes while the run gets on, ``progress`` the same in words. ``timeout``: after how many
     seconds without a change the run ends, None for never. Where ranks wait in collectives that can never meet, it ends
-    without one. ``store`` is a client of its own, None for a single process.
+    without one. ``store`` is a client of its own, None for a single process. ``notes`` is a file where it leaves where
+    the rank is.
     """
 
     def __init__(
@@ -51,6 +52,7 @@ class Watchdog:
         pulse: Callable[[], Any],
         progress: Callable[[], str],
         timeout: float | None = None,
+        notes: int = -1,
     ) -> None:
         self.world, self.store, self.timeout = world, store if world.world_size > 1 else None, timeout
         self.log: Path | None = None  # where stacks of all threads are written to
@@ -64,7 +66,7 @@ class Watchdog:
         self._shown: tuple[Any, ...] | None = None  # what the others see of this rank
         self._looks = 0
         self._dump: IO[str] | None = None
-        self._notes = self._crash = -1
+        self._notes, self._crash = notes, -1
         guard = watch.current()
         if guard is not None and guard.directory is not None:  # a worker of Trivet's: it leaves where it was
             self._notes, self._crash = (
@@ -84,6 +86,7 @@ class Watchdog:
     def stop(self) -> None:
         """Wait until it no longer looks: a thread inside the store's C++ code while Python ends aborts the process."""
         self._stopped.set()
+        self._notes = -1
         if self._thread.is_alive():
             self._thread.join(_STOP_S)
         if self._dump is not None:

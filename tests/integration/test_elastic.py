@@ -68,6 +68,8 @@ def test_a_lost_worker_is_started_again_and_then_done_without(server, tmp_path):
     assert "Attempt 3: with 2 processes instead of 4 (3 cannot share the 4 batches of an update), from /" in said[1]
     assert said[1].endswith("update=6 (1 epochs, 6 updates)")
     assert len(said) == 2
+    attempts = (root / "version_0" / "logs" / "supervisor.log").read_text().splitlines()
+    assert [line for line in attempts if line.startswith("trivet: attempt")] == said
     found = rows(root)
     as_many = [row for row in expected if row[0] <= 6]
     assert found[: len(as_many)] == as_many  # to the bit

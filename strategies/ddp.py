@@ -69,6 +69,7 @@ class DDP(Strategy):
         self.find_unused_parameters = find_unused_parameters
         self.broadcast_buffers = broadcast_buffers
         self.communication_hook = communication_hook
+        self.own_wire = communication_hook is not None
         self.powersgd_rank = powersgd_rank
         self.powersgd_start = powersgd_start
 
@@ -76,7 +77,8 @@ class DDP(Strategy):
     def offers(self) -> frozenset[str]:
         if self.communication_hook == "powersgd":  # an overflow would stay in its errors, which have no loss scale
             return super().offers - {"loss_scaling"}
-        return super().offers - (set() if self.find_unused_parameters else {"unused_parameters"})
+        lacking = set() if self.find_unused_parameters else {"unused_parameters"}
+        return (super().offers | {"lazy_devices"}) - lacking
 
     def notes(self, world_size: int, deterministic: bool) -> tuple[str, ...]:
         notes = []

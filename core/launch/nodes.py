@@ -144,8 +144,8 @@ class News:
                 self.asked = int(store.get("stop/asked"))
             self._beats.beat()
             self.alone = store.add("left", int(last)) >= self._num_nodes - 1
-        except RuntimeError as error:
-            self._beats.gone = str(error).partition("\n")[0]
+        except RuntimeError:
+            self._beats.gone = "the connection to its store has ended"
             raise
 
 

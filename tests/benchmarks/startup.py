@@ -109,7 +109,7 @@ def measure(rounds: int) -> dict[str, list[float]]:
         folder = Path(name)
         (folder / "raw.py").write_text(RAW)
         (folder / "net.py").write_text(MODULE.format(imports="import trivet", base="trivet.Module", end=""))
-        lightning = MODULE.format(imports="import lightning as pl", base="pl.LightningModule", end=LIGHTNING)
+        lightning = MODULE.format(imports="import pytorch_lightning as pl", base="pl.LightningModule", end=LIGHTNING)
         (folder / "lightning_net.py").write_text(lightning)
         for number in range(rounds + 1):
             order = list(commands().items())

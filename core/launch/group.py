@@ -189,19 +189,19 @@ class Group:
 
     def close(self, abort: bool = False) -> None:
         """Leave the group. ``abort`` where a peer may be gone: gives up what is under way and waits for nobody."""
+        if self._guard is not None:  # first, since it would end a rank that takes its time with what follows
+            self._guard.stop()
+            watch.set_current(None)
+            self._guard = None
         if self.watchdog is not None:
             self.watchdog.stop()
+        if self._across is not None:
+            self._across.stop()
         if self._peers is not None:
             if not self._told:  # also where all ranks stop on request: nobody is to end those that are still saving
                 self._peers.done()
             self._peers.close()
             self._peers = None
-        if self._across is not None:
-            self._across.stop()
-        if self._guard is not None:
-            self._guard.stop()
-            watch.set_current(None)
-            self._guard = None
         if self._terminate is not None:
             signal.signal(signal.SIGTERM, self._terminate)
             self._terminate = None

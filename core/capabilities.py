@@ -33,7 +33,7 @@ AUTO_ORDER = ("cuda", "xla", "xpu", "mps", "cpu")
 
 
 # What the flags that say how processes are started come to in those processes.
-AS_LAUNCHED: Mapping[str, Any] = {"launcher": "auto", "node_rank": None, "main_address": None, "main_port": None}
+AS_LAUNCHED: dict[str, Any] = {"launcher": "auto", "node_rank": None, "main_address": None, "main_port": None}
 
 
 class Resolved(NamedTuple):

@@ -74,7 +74,7 @@ def sum_over_ranks(values: list[float]) -> list[float]:
     """Elementwise sum over all ranks. A collective that every rank takes part in; waits for the result."""
     backend = dist.get_backend()
     on_cpu = any(name in backend for name in ("gloo", "mpi", "cpu"))
-    device = None if on_cpu else torch.accelerator.current_accelerator()
+    device = None if on_cpu else torch.accelerator.current_accelerator() or torch.device(backend)  # XLA's is "xla"
     tensor = torch.tensor(values, dtype=torch.float64, device=device)
     dist.all_reduce(tensor)
     result: list[float] = tensor.tolist()

@@ -135,7 +135,11 @@ class Group:
 
     def synchronize(self) -> None:
         """Wait until this rank's device has done what was asked of it."""
-        if self.device is not None and self.device.type != "cpu":
+        if self.device is None or self.device.type == "cpu":
+            return
+        if self.device.type == "xla":  # which torch.accelerator does not know; it computes in the order of asking
+            torch.zeros((), device=self.device).item()
+        else:
             torch.accelerator.synchronize(self.device)
 
     def fail(self, exception: BaseException) -> None:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import socket
 import struct
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -200,6 +200,10 @@ def address_towards(host: str, port: int) -> str:
 
 def interface_of(address: str) -> str:
     """The name of the network interface that has this IPv4 address; empty where none has it, or another system."""
+    if sys.platform != "linux":
+        return ""
+    import fcntl
+
     for _, name in socket.if_nameindex():
         with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
             asked = struct.pack("256s", name.encode()[:15])

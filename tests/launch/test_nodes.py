@@ -213,3 +213,9 @@ def test_the_first_failure_and_a_request_to_stop_reach_the_other_nodes():
         assert time.monotonic() < until
         time.sleep(0.01)
     pair[0].stop()
+
+
+def test_the_interface_that_leads_to_another_node():
+    assert nodes.address_towards("127.0.0.1", 1) == "127.0.0.1"
+    assert nodes.interface_of("127.0.0.1") == "lo"
+    assert nodes.interface_of("192.0.2.1") == ""

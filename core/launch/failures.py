@@ -167,6 +167,8 @@ def is_running(pid: int) -> bool:
         os.kill(pid, 0)
     except ProcessLookupError:
         return False
+    except PermissionError:  # another user's
+        return True
     return True
 
 

@@ -29,7 +29,7 @@ class Peers:
         self._here: dict[int, tuple[int, Path]] = {}  # ranks on this machine: their processes, and what they note
         self.notes, path = tempfile.mkstemp(prefix="trivet-place-")  # where this rank is, for when it is killed
         self._remove = [Path(path)]
-        store.set(f"process/{rank}", f"{os.getpid()} {socket.gethostname()} {path}")
+        store.set(f"process/{rank}", f"{os.getpid()} {_processes_of()} {path}")
 
     def look(self) -> RankFailed | None:
         """The first failure that was posted, else one whose process is gone; None if it is this rank's own."""
@@ -52,7 +52,7 @@ class Peers:
             if self.store.check([f"process/{rank}"]):
                 self._unknown.remove(rank)
                 process, host, notes = self.store.get(f"process/{rank}").decode().split(" ", 2)
-                if host == socket.gethostname():
+                if host == _processes_of():
                     self._here[rank] = int(process), Path(notes)
 
     def done(self) -> None:
@@ -75,6 +75,15 @@ class Peers:
     def ask(self, number: int) -> None:
         with contextlib.suppress(RuntimeError):
             self.store.set("stop/asked", str(number))
+
+
+def _processes_of() -> str:
+    """Names the table of processes that ids are of: containers of the same host name have one each."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot}/{os.readlink('/proc/self/ns/pid')}"
+    except OSError:  # not Linux
+        return socket.gethostname()
 
 
 def posted(store: Store) -> list[Any] | None:

@@ -99,3 +99,55 @@ def trainer(**options: Any) -> trivet.Trainer:
         "enable_checkpointing": False, "max_epochs": 1,
     }  # fmt: skip
     return trivet.Trainer(**{**defaults, **options})
+
+
+def parts(tensor: Tensor) -> list[tuple[int, ...]]:
+    """The shapes in which a tensor lies on the devices; torch_xla shows them of its own kind of tensor alone."""
+    from torch_xla.distributed.spmd import XLAShardedTensor
+
+    return [tuple(shard.data.shape) for shard in XLAShardedTensor(tensor).local_shards]
+
+
+class Sharded(Plain):
+    """Wide enough to be cut; notes how its tensors lie after the last update, and what was read before."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(3, 32), nn.Tanh(), nn.Linear(32, 2))
+        self.lie: dict[str, Any] = {}
+        self.reads: list[int] = []
+
+    def on_update_end(self) -> None:
+        from torch_xla.debug import metrics
+
+        found = metrics.metric_data("TransferFromDeviceTime")
+        self.reads.append(found[0] if found else 0)
+        if self.trainer.progress.update < 8:
+            return
+        self.trainer.engine.accelerator.synchronize()
+        named, (optimizer,) = dict(self.named_parameters()), self.trainer.engine.optimizers
+        self.lie = {name: parts(param) for name, param in named.items()}
+        self.lie["state"] = parts(optimizer.state[named["net.0.weight"]]["exp_avg"])
+        self.lie["gradient"] = parts(named["net.0.weight"].grad)
+
+
+def sharded() -> tuple[dict[str, Any], list[int], dict[str, float], str]:
+    """Task: one sharded fit: how tensors lie, reads from the device, what was compiled, and what it says of itself."""
+    from trivet.accelerators.xla import XLA
+
+    module, device = Sharded(), XLA()
+    run = trainer(accelerator=device, strategy={"name": "xla-fsdp", "min_size": 64}, log_every_n_steps=100)
+    run.fit(module, loader(40, 5))
+    return module.lie, module.reads, device.stats(), run.strategy.laid_out
+
+
+def afterwards() -> str:
+    """Task: a sharded fit in a process that had one device; the refusal."""
+    from trivet.errors import ConfigurationError
+
+    trainer().fit(Plain(), loader(8))
+    try:
+        trainer(strategy="xla-fsdp").fit(Plain(), loader(8))
+    except ConfigurationError as error:
+        return str(error)
+    return ""

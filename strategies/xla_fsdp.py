@@ -6,7 +6,7 @@ is written down as for one device, and the compiler partitions it and puts the c
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch import Tensor, nn
@@ -27,6 +27,7 @@ class XLAFSDP(Single):
         min_size: parameters with fewer elements are held whole by every device.
     """
 
+    joint_forward = True  # evaluation, too, runs in parts
     reasons: Mapping[str, str] = {
         "spmd": "It leaves sharding to XLA's compiler: --accelerator xla. Elsewhere --strategy fsdp shards.",
         "several_processes": "One process drives all devices of a machine: --devices 1.",
@@ -34,6 +35,7 @@ class XLAFSDP(Single):
 
     def __init__(self, min_size: int = 1024) -> None:
         self.min_size = min_size
+        self._steps = False
 
     @property
     def needs(self) -> Needs:
@@ -48,7 +50,7 @@ class XLAFSDP(Single):
         import torch_xla.runtime
         from torch_xla.distributed import spmd
 
-        self.context = context
+        self.context, self._steps = context, False
         count = torch_xla.runtime.global_runtime_device_count()
         self.mesh = spmd.Mesh(list(range(count)), (count,), (AXIS,))
         for param in root.parameters():
@@ -83,7 +85,13 @@ class XLAFSDP(Single):
 
         apply_to_collection(batch, Tensor, lambda tensor: self.cut(tensor, 0) if tensor.dim() else None)
 
+    def evaluate(self, root: nn.Module) -> nn.Module:
+        if not self._steps:  # a checkpoint may have been read into the parameters
+            self.cut_again(root)
+        return Evaluation(root, self.cut_batch)
+
     def wrap_optimizer(self, root: nn.Module, optimizer: Optimizer) -> None:
+        self._steps = True
         optimizer.register_step_post_hook(self.cut_state)
 
     def cut_state(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
@@ -113,3 +121,15 @@ class XLAFSDP(Single):
             value = value.to(param.device)
             self.cut(value)
         return value
+
+
+class Evaluation(nn.Module):
+    """The StepModule in evaluation, on batches that are cut."""
+
+    def __init__(self, root: nn.Module, cut: Callable[[Any], None]) -> None:
+        super().__init__()
+        self.root, self.cut = root, cut
+
+    def forward(self, step: str, batch: Any, *args: Any) -> Any:
+        self.cut(batch)
+        return self.root(step, batch, *args)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 from trivet.testing.pool import Pool
-from xla_runs import afterwards, sharded
+from xla_runs import afterwards, evaluated, sharded
 
 pytest.importorskip("torch_xla")
 
@@ -37,3 +38,9 @@ def test_a_process_that_had_one_device_is_refused_before_anything_is_placed(pool
     (text,) = pool.run(afterwards, timeout_s=180)
     assert "XLA's runtime runs in this process already" in text
     assert "Start" in text
+
+
+def test_a_validation_of_its_own_is_sharded_too(pool: Pool, tmp_path: Path) -> None:
+    ((found, expected, lie),) = pool.run(evaluated, tmp_path / "saved", timeout_s=180)
+    assert found == expected
+    assert lie["net.0.weight"] == [(8, 3)] * 4

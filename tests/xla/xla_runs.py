@@ -151,3 +151,26 @@ def afterwards() -> str:
     except ConfigurationError as error:
         return str(error)
     return ""
+
+
+def evaluated(path: Path) -> tuple[float, float, dict[str, Any]]:
+    """Task: what a checkpoint's weights give in a sharded validation, and in the fit that saved it; how they lie."""
+
+    class Saving(Plain):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = nn.Sequential(nn.Linear(3, 32), nn.Tanh(), nn.Linear(32, 2))
+            self.lie: dict[str, Any] = {}
+
+        def on_fit_end(self) -> None:
+            self.trainer.save_checkpoint(path)
+
+        def on_validation_end(self) -> None:
+            self.trainer.engine.accelerator.synchronize()
+            self.lie = {name: parts(param) for name, param in self.named_parameters()}
+
+    options = {"strategy": {"name": "xla-fsdp", "min_size": 64}}
+    fitted, module = trainer(**options), Saving()
+    fitted.fit(Saving(), loader(16), loader(10, 5))
+    (found,) = trainer(**options).validate(module, loader(10, 5), ckpt_path=path)
+    return found["val"], fitted.callback_metrics["val"], module.lie

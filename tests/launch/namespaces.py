@@ -17,8 +17,8 @@ def why_not() -> str:
     """Why there can be none here."""
     if os.geteuid():
         return "network namespaces with addresses of their own need root"
-    if shutil.which("ip") is None:
-        return "ip is not installed"
+    if missing := [name for name in ("ip", "nsenter", "unshare") if shutil.which(name) is None]:
+        return f"{missing[0]} is not installed"
     try:
         with two():
             return ""

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import struct
 import zlib
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from types import TracebackType
+from functools import cache
 from typing import IO, Any, TypedDict
 
 from ..errors import CheckpointError
@@ -23,35 +24,45 @@ class Sum(TypedDict):
 
 
 class Summing:
-    """A binary file to write to, which a second thread sums while the first one writes; zlib and the system's write
-    both let go of the interpreter's lock."""
+    """A binary file to write to, whose checksum grows meanwhile.
 
-    def __init__(self, file: IO[bytes]) -> None:
+    ``archives``: what is written are archives of ``torch.save``'s. It sums each tensor for its ZIP and says the number
+    right behind, so that long blocks need not be summed a second time. Where that is not as expected the sum is
+    unknown, and `sum` is None.
+    """
+
+    def __init__(self, file: IO[bytes], *, archives: bool = False) -> None:
         self._file = file
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="trivet-crc32")
-        self._sum: Sum = {"size": 0, "crc32": 0}
+        self._archives = archives and _torch_sums()
+        self._size = self._crc32 = 0
+        self._behind = 0  # of the block before, which is not in the checksum yet
+        self._known = True
 
     @property
-    def sum(self) -> Sum:
-        return self._sum
+    def sum(self) -> Sum | None:
+        return Sum(size=self._size, crc32=self._crc32) if self._known and not self._behind else None
 
     def write(self, data: Any) -> int:
         view = memoryview(data).cast("B")
-        before = self._sum["crc32"]
-        if view.nbytes < BLOCK:
-            written = self._file.write(view)
-            crc32 = zlib.crc32(view, before)
+        written = self._file.write(view)
+        self._size += view.nbytes
+        if self._behind:
+            self._take(view)
+        if self._archives and view.nbytes >= BLOCK:
+            self._behind = view.nbytes
         else:
-            ahead = self._thread.submit(zlib.crc32, view, before)
-            try:
-                written = self._file.write(view)
-            finally:
-                crc32 = ahead.result()  # the memory is the caller's again when this returns
-        self._sum = {"size": self._sum["size"] + view.nbytes, "crc32": crc32}
+            self._crc32 = zlib.crc32(view, self._crc32)
         return written
 
+    def _take(self, view: memoryview) -> None:
+        """Take the checksum of the block before out of the ZIP's descriptor that follows it."""
+        form = {16: "<4sIII", 24: "<4sIQQ"}.get(view.nbytes, "")
+        mark, crc32, _, size = struct.unpack(form, view) if form else (b"", 0, 0, 0)
+        self._known &= (mark, size) == (b"PK\7\x08", self._behind)
+        self._crc32, self._behind = combined(self._crc32, crc32, self._behind), 0
+
     def tell(self) -> int:
-        return self._sum["size"]
+        return self._size
 
     def flush(self) -> None:
         self._file.flush()
@@ -62,20 +73,58 @@ class Summing:
     def close(self) -> None:
         self._file.close()
 
-    def __enter__(self) -> Summing:
-        return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self._thread.shutdown()
+def _torch_sums() -> bool:
+    import torch
+
+    return bool(torch.serialization.get_crc32_options())
+
+
+# --------------------------------------------------------------------------------------- the sum of two parts together
+
+
+def combined(one: int, other: int, size: int) -> int:
+    """The crc32 of two pieces of data one behind the other, from that of each and the size of the second.
+
+    To append a zero bit is a linear map of the crc32 over GF(2); zlib's crc32_combine does the same.
+    """
+    for appended in _zeros():
+        if not size:
+            break
+        if size & 1:
+            one = _mapped(appended, one)
+        size >>= 1
+    return one ^ other
+
+
+@cache
+def _zeros() -> tuple[tuple[int, ...], ...]:
+    """The maps that append 1, 2, 4, ... zero bytes, each as the images of the 32 bits."""
+    bit = (0xEDB88320, *(1 << n for n in range(31)))
+    for _ in range(3):
+        bit = tuple(_mapped(bit, image) for image in bit)
+    maps = [bit]
+    while len(maps) < 48:
+        maps.append(tuple(_mapped(maps[-1], image) for image in maps[-1]))
+    return tuple(maps)
+
+
+def _mapped(images: tuple[int, ...], value: int) -> int:
+    found = 0
+    for image in images:
+        if value & 1:
+            found ^= image
+        value >>= 1
+    return found
 
 
 def write_summed(path: Place, write: Callable[[Any], object]) -> Sum:
     """Make the file ``path`` with what ``write`` writes to it, and force it to the disk."""
-    with opened(path, "xb") as file, Summing(file) as summing:
+    with opened(path, "xb") as file:
+        summing = Summing(file)
         write(summing)
         force(summing)
+    assert summing.sum is not None
     return summing.sum
 
 

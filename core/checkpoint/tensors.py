@@ -29,7 +29,7 @@ from torch.futures import Future
 
 from ..errors import CheckpointError
 from .files import Place
-from .sums import Checks, Sum, Summing
+from .sums import Checks, Sum, Summing, read_sum
 
 Finish = Callable[[dict[str, Sum]], None]
 ALL = "all"  # one entry for DCP, which makes a record of each before it begins: a second for 10,000
@@ -180,9 +180,9 @@ class _Files(FileSystem):
             if mode != "wb":
                 yield file
                 return
-            with Summing(file) as summing:
-                yield summing
-            self.sums[path.name] = summing.sum
+            summing = Summing(file, archives=True)
+            yield summing
+        self.sums[path.name] = summing.sum or read_sum(path)
 
     def concat_path(self, path: Any, suffix: str) -> Any:
         return path / suffix

@@ -139,7 +139,7 @@ def train(sampler: Any, path: Path | None = None, origin: str | None = None, **o
 def test_the_order_goes_on(kind: Any, tmp_path: Path) -> None:
     whole = train(kind(), tmp_path / "at")
     assert whole[:4] != whole[4:8] != whole[8:]
-    for update in (1, 4, 6, 8):
+    for update in (4, 6):  # at an epoch's end, within the second
         torch.rand(update)
         assert train(kind(), origin=f"{tmp_path / 'at'}-{update}", exact_resume=True) == whole[update:]
 

@@ -148,6 +148,7 @@ class _Launch:
         self.asking = Asking(self._ask_to_stop, self._kill)
         self.pids: dict[int, int] = {}
         self.killed: set[int] = set()
+        self.given_up = False
         self.error: BaseException | None = None
         self.exit_codes: dict[int, int] = {}
 
@@ -160,6 +161,7 @@ class _Launch:
             finally:
                 if agent.is_alive() and not self._all_done():
                     # only where a signal handler of somebody else raised into the wait
+                    self.given_up = True
                     self._kill()
                     agent.join()
                 if self.error is not None or self.asking.number:
@@ -177,7 +179,7 @@ class _Launch:
         node, (host, port) = self.node, self.node.endpoint
         meeting = Meeting(
             node.rank, node.num_nodes, self.devices, host=host, port=port, launch=self.number, wait_s=self.wait_s,
-            stopped=lambda: bool(self.asking.number), met=self._met,
+            stopped=lambda: self.given_up or bool(self.asking.number), met=self._met,
         )  # fmt: skip
         try:
             config = LaunchConfig(

@@ -150,6 +150,11 @@ def build(
     step = StepModule(module, precision, entered)
     manual = not getattr(module, "automatic_optimization", True)
     if compiled is not None:
+        if device.type == "xla" and "backend" not in compiled:
+            raise ConfigurationError(
+                "compile=True is for torch's Inductor, which does not know XLA, and XLA compiles every update as a "
+                "whole already. Leave compile out."
+            )
         if manual:
             raise ConfigurationError(
                 "compile=True compiles the steps, and under manual optimization training_step holds backward and the "

@@ -12,6 +12,7 @@ import torch
 import trivet
 from torch import Tensor, nn
 from trivet.accelerators.xla import XLA
+from trivet.errors import ConfigurationError
 from xla_runs import Plain, loader, trainer
 
 pytest.importorskip("torch_xla")
@@ -90,6 +91,11 @@ def test_a_graph_that_changes_without_a_new_shape_is_told_too() -> None:
     run = trainer(accelerator=device)
     with pytest.warns(UserWarning, match=r"update 6 was compiled anew .* no shape is new .* such as a Python number"):
         run.fit(Plain(width=5), loader(24))
+
+
+def test_inductor_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="compile=True is for torch's Inductor"):
+        trainer(compile=True).fit(Plain(), loader(8))
 
 
 def test_the_module_is_left_whole_and_trains_again() -> None:

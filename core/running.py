@@ -10,15 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from . import capture
-from .checkpoint import directory
-from .checkpoint.background import Pending
 from .errors import ConfigurationError
 from .launch import alone
 from .state import Progress
 from .view import View
 
 if TYPE_CHECKING:
+    from .checkpoint.background import Pending
     from .data.datamodule import DataModule
     from .job import Job
     from .launch.world import World
@@ -39,6 +37,9 @@ class Running(View):
 
         ``metrics`` are stored beside the weights: give those that were computed from exactly these.
         """
+        from . import capture
+        from .checkpoint import directory
+
         alone.refuse(f"save_checkpoint({str(path)!r})")
         run = self._kept()
         if self._run is None and run.world.world_size > 1:
@@ -66,6 +67,8 @@ class Running(View):
         nobody waited for is raised when `fit` ends, which it does only when the checkpoint is complete. ``published``
         is called on rank 0 by the thread that writes, when the checkpoint is complete.
         """
+        from . import capture
+
         alone.refuse(f"save_checkpoint_async({str(path)!r})")
         run = self._active()
         self._refuse_within_update(path)
@@ -109,7 +112,7 @@ class Running(View):
     # -------------------------------------------------------------------------------------------------------- in runs
 
     def pulse(self) -> tuple[object, ...]:
-        """What changes while the run gets on."""
+        """What changes while the run gets on, first what says that something was trained."""
         at, run = self.progress, self._run
         return at.epoch, at.batch, at.update, at.skipped, self.stage, run.evaluated if run is not None else 0
 

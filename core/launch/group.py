@@ -177,7 +177,9 @@ class Group:
             self._terminate = self._terminate or signal.signal(signal.SIGTERM, lambda number, frame: None)
         return guard
 
-    def watch_over(self, pulse: Callable[[], Any], progress: Callable[[], str], timeout: float | None) -> None:
+    def watch_over(
+        self, pulse: Callable[[], tuple[Any, ...]], progress: Callable[[], str], timeout: float | None
+    ) -> None:
         """Notice from a thread when this one no longer gets on; see `Watchdog`."""
         if self._across is not None:
             self._across.beats.timeout = timeout

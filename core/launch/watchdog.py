@@ -29,6 +29,7 @@ QUIET_S = 5.0
 """After how long a rank that waits in a collective shows the others where; before that there is no traffic at all."""
 
 _PERIOD_S = 0.5
+_TRAINED = 4  # what of a pulse says that something was trained
 _LOOKS = 4  # how often in a row a mismatch has to be seen
 _ANSWER_S = 2.5
 _MUTE_S = 4.0  # how much later than this thread the one in C ends a process whose interpreter is held up
@@ -49,7 +50,7 @@ class Watchdog:
         world: World,
         store: Store | None,
         *,
-        pulse: Callable[[], Any],
+        pulse: Callable[[], tuple[Any, ...]],
         progress: Callable[[], str],
         timeout: float | None = None,
         notes: int = -1,
@@ -124,13 +125,13 @@ class Watchdog:
         """Whether the run was ended."""
         at, now = self._pulse(), time.monotonic()
         pulse: tuple[Any, ...] = (at, collectives_begun())
-        self._first = at if self._first is None else self._first
-        if at == self._first:  # imports, data and building take as long as they take, as long as they get on
+        self._first = at[:_TRAINED] if self._first is None else self._first
+        if at[:_TRAINED] == self._first:  # imports, data and building take as long as they get on
             pulse = (*pulse, place.fingerprint(self._ident))
         if pulse != self._seen:
             self._seen, self._since = pulse, now
             self._hide()
-            self._arm()
+        self._arm()
         if self._notes >= 0:
             self._note()
         still = now - self._since
@@ -154,7 +155,7 @@ class Watchdog:
         return place.of_thread(self._ident, self.world.rank, self._progress(), still, with_stack=with_stack)
 
     def _arm(self) -> None:
-        """Let C code end this process where Python's no longer runs, after this thread should have done it."""
+        """Let C code end this process where Python's, and with it this thread, no longer runs."""
         if self.timeout is None:
             return
         if self._dump is None:

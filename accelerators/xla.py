@@ -21,7 +21,9 @@ from trivet.plugins import Accelerator, Needs
 
 PLATFORM = "PJRT_DEVICE"
 PLATFORMS = ("CPU", "TPU")
-GOOGLE = "0x1ae0"  # the vendor of every TPU on the PCI bus
+PCI = Path("/sys/bus/pci/devices")
+GOOGLE = "0x1ae0"  # the vendor; its network cards have the same
+TPUS = ("0x0027", "0x005e", "0x0063", "0x006f", "0x0076")  # v2 and v3, v4, v5e, v6e, 7x; as torch_xla 2.9 knows them
 
 REASONS = {
     "collectives": "torch_xla 2.9 crashes with a second process on XLA's CPU device; on a TPU several are offered. One "
@@ -167,7 +169,10 @@ def platform() -> str | None:
 
 def chips() -> int:
     """The TPU chips of this machine, as the PCI bus lists them."""
-    return sum(path.read_text().strip() == GOOGLE for path in Path("/sys/bus/pci/devices").glob("*/vendor"))
+    return sum(
+        (slot / "vendor").read_text().strip() == GOOGLE and (slot / "device").read_text().strip() in TPUS
+        for slot in PCI.glob("*")
+    )
 
 
 def _drive_all() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from trivet import registry
@@ -101,3 +102,15 @@ def test_shapes_of_a_batch_as_text() -> None:
 
     batch = {"x": torch.empty(3, 8), "more": [torch.empty(3, dtype=torch.int64), "text"]}
     assert xla.told(tuple(xla.shapes(batch))) == "float32[3, 8], int64[3]"
+
+
+def test_chips_are_counted_and_other_cards_of_that_vendor_are_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number, (vendor, device) in enumerate([("0x1ae0", "0x0063"), ("0x1ae0", "0x0042"), ("0x8086", "0x0063")]):
+        (tmp_path / str(number)).mkdir()
+        (tmp_path / str(number) / "vendor").write_text(f"{vendor}\n")
+        (tmp_path / str(number) / "device").write_text(f"{device}\n")
+    monkeypatch.setattr(xla, "PCI", tmp_path)
+    monkeypatch.delenv("PJRT_DEVICE", raising=False)
+    assert (xla.chips(), xla.platform(), xla.XLA().device_count()) == (1, "TPU", 1)

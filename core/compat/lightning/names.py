@@ -114,8 +114,8 @@ INSTEAD: dict[str, str] = {
     **dict.fromkeys(("StrategyRegistry", "AcceleratorRegistry"), REGISTRY),
     "ParallelStrategy": "Subclass trivet.Strategy: its defaults average gradients over all processes.",
     "ModelParallelStrategy": "Shard with strategy='fsdp'. There is no tensor parallelism.",
-    "XLAStrategy": "Use accelerator='xla' with strategy='ddp', where a package brings that accelerator.",
-    "SingleDeviceXLAStrategy": "Use accelerator='xla' with strategy='single', where a package brings it.",
+    "XLAStrategy": "Use accelerator='xla' with strategy='ddp' on TPUs, or 'xla-fsdp' in one process (trivet[xla]).",
+    "SingleDeviceXLAStrategy": "Use accelerator='xla' with strategy='single' (trivet[xla]).",
     **dict.fromkeys(
         ("CheckpointIO", "TorchCheckpointIO", "XLACheckpointIO"),
         CHECKPOINTS,

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from .errors import PlanMismatch
+from .observed import Observed
 
 if TYPE_CHECKING:
     from .capabilities import Plan
@@ -19,7 +20,9 @@ if TYPE_CHECKING:
 
 FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 # Layers whose output has the compute dtype under every policy. Norms and losses may stay in float32 under autocast.
-MATMUL_LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Bilinear)
+MATMUL_LAYERS = (
+    nn.Linear, nn.Bilinear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d,
+)  # fmt: skip
 
 
 def name_of(dtype: torch.dtype) -> str:
@@ -36,6 +39,8 @@ class FirstUpdate:
         self.engine, self.plan, self.world = engine, plan, world
         self.activations: dict[str, str] = {}  # dtype -> the first layer that gave it
         self.handles: list[RemovableHandle] = []
+        self.observed: Observed | None = None
+        self.observing = False
         self.buffers = list(self._buffer_differences())
 
     def watch(self) -> None:
@@ -45,6 +50,13 @@ class FirstUpdate:
             for name, layer in self.engine.module.named_modules()
             if isinstance(layer, MATMUL_LAYERS)
         ]
+
+    def begin(self) -> None:
+        """The update begins, whose batches are there: record what torch is asked for, too."""
+        if not self.engine.step.compiled:  # dynamo would trace through it, and compile again without it
+            self.observed = Observed()
+            self.observed.__enter__()
+            self.observing = True
 
     def _record(self, name: str, layer: nn.Module, args: Any, output: Any) -> None:
         if isinstance(output, Tensor) and output.is_floating_point():
@@ -63,8 +75,12 @@ class FirstUpdate:
 
     def stop(self) -> None:
         """Stop watching."""
+        if self.observed is not None and self.observing:
+            self.observed.__exit__(None, None, None)
+            self.observing = False
         for handle in self.handles:
             handle.remove()
+        self.handles = []
 
     def _differences(self) -> Iterator[str]:
         plan, stored = self.plan, self.engine.strategy.storage_device(torch.device(self.plan.device_type))
@@ -75,18 +91,42 @@ class FirstUpdate:
         if self.activations and plan.compute_dtype not in self.activations:
             layers = ", ".join(f"{name!r} {dtype}" for dtype, name in sorted(self.activations.items()))
             yield f"matrix products gave {sorted(self.activations)}, planned {plan.compute_dtype} (layers: {layers})"
+        yield from self._observed_differences()
         for name, param in self.engine.module.named_parameters():
             if param.grad is not None and param.is_floating_point() and param.grad.dtype != param.dtype:
                 yield f"the gradient of {name!r} is {name_of(param.grad.dtype)}, its parameter {name_of(param.dtype)}"
                 break
         yield from self.buffers[:1]
-        yield from self._state_differences()
+        yield from self._state_differences(stored.type)
         for name, param in self.engine.module.named_parameters():
             if param.device.type != stored.type:
                 yield f"parameter {name!r} is on {param.device}, planned {stored.type}"
                 break
+            if param.grad is not None and param.grad.device.type != stored.type:
+                yield f"the gradient of {name!r} is on {param.grad.device}, planned {stored.type}"
+                break
+        for name, buffer in self.engine.module.named_buffers():
+            if buffer.device.type != plan.device_type:
+                yield f"buffer {name!r} is on {buffer.device}, planned {plan.device_type}"
+                break
         if self.world.world_size != plan.world_size:
             yield f"the run has {self.world.world_size} processes, planned {plan.world_size}"
+
+    def _observed_differences(self) -> Iterator[str]:
+        """What no layer told: products of the module's own, and the dtype that gradients were added up in."""
+        plan, strategy, observed = self.plan, self.engine.strategy, self.observed
+        if observed is None:
+            return
+        products = {name_of(dtype) for dtype in observed.products}
+        if not self.activations and products and plan.compute_dtype not in products:
+            yield f"matrix products gave {sorted(products)}, planned {plan.compute_dtype}"
+        added = observed.mostly_added
+        judged = self.world.world_size > 1 and strategy.synchronises_every == 1 and not strategy.own_wire
+        if judged and added is not None and name_of(added) != plan.reduce_dtype:
+            yield (
+                f"ranks added up gradients in {name_of(added)}, planned {plan.reduce_dtype}; a strategy casts what it "
+                "sends to context.policy.reduce, or says own_wire"
+            )
 
     def _buffer_differences(self) -> Iterator[str]:
         """Narrower ones; a wider buffer may be meant so."""
@@ -95,7 +135,7 @@ class FirstUpdate:
             if buffer.dtype in FLOATS and torch.promote_types(buffer.dtype, planned) != buffer.dtype:
                 yield f"buffer {name!r} is {name_of(buffer.dtype)}, planned {self.plan.param_dtype}"
 
-    def _state_differences(self) -> Iterator[str]:
+    def _state_differences(self, stored: str) -> Iterator[str]:
         """Of torch's own optimizers, whose state has the dtype of what they step; others choose theirs."""
         for optimizer in self.engine.optimizers:
             if not type(optimizer).__module__.startswith("torch.optim."):
@@ -106,4 +146,7 @@ class FirstUpdate:
                 if name_of(value.dtype) != self.plan.state_dtype:
                     name = type(optimizer).__name__
                     yield f"{name} keeps {key!r} in {name_of(value.dtype)}, planned {self.plan.state_dtype}"
+                    return
+                if value.device.type != stored:
+                    yield f"{type(optimizer).__name__} keeps {key!r} on {value.device}, planned {stored}"
                     return

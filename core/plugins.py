@@ -294,8 +294,8 @@ class Strategy(Plugin):
     """
 
     context: Context
-    # whether a forward in evaluation is a collective, so that a rank without a batch has to take part on a borrowed one
-    joint_forward: bool = False
+    joint_forward: bool = False  # whether evaluating is a collective, which a rank without a batch joins on another's
+    own_wire: bool = False  # whether gradients travel in a form of its own, whatever the policy's ``reduce`` says
     # whether layers are built without memory (``configure_model`` on the meta device), for `shard` to materialise
     meta: bool = False
     laid_out: str = ""  # what `shard` did, where a user should know it

@@ -5,6 +5,9 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+# What `CommDebugMode`, torch's public counter of collectives, is made of; it keeps no dtypes.
+from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
+
 
 def remove_fully_shard(module: nn.Module) -> None:
     """Undo what `fully_shard` did to the classes and hooks of a module's parts; parameters are left as they are.

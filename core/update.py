@@ -48,6 +48,8 @@ def updates(run: Run) -> Callable[[Window], None]:
                     call(before_zero_grad, optimizer)
                 zero_grad(optimizer)
         scale = None if scaler is None else scaler.scale
+        if run.first is not None:
+            run.first.begin()
         try:
             forward_backward(root, batches if alone else in_turn(run, begin, batches), scale)
         except (RuntimeError, AttributeError, TypeError) as error:

@@ -36,6 +36,8 @@ class DeepSpeed(Strategy):
             or be missing.
     """
 
+    own_wire = True  # its engine's communication_data_type
+
     def __init__(
         self,
         stage: int | None = None,

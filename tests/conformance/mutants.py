@@ -63,6 +63,12 @@ class SendsWhatItHas(FromTheBaseClass):
         gradients.average_(parameters, self.context.world)
 
 
+class SendsWhatItHasUnseen(SendsWhatItHas):
+    """The same, and no check of the first update looks."""
+
+    own_wire = True
+
+
 class AsksNobody(FromTheBaseClass):
     """Each rank sends the gradients that it has itself."""
 

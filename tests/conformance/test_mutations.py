@@ -22,6 +22,9 @@ CAUGHT = {
         Cell(mutants.SumsGradients(), "fp32", 2), "parity", r"rank 1 2 times the reference's \(the sum over ranks, not"
     ),
     "reduction in another dtype": (Cell(mutants.SendsWhatItHas(), "fp32", 2), "reduction", "to context.policy.reduce"),
+    "reduction in another dtype, unseen": (
+        Cell(mutants.SendsWhatItHasUnseen(), "fp32", 2), "reduction", "as exact as if they had travelled in float32"
+    ),
     "no agreement on what is sent": (
         Cell(mutants.AsksNobody(), "fp32", 2), "unlike_layers", "Agree which gradients exist before you send"
     ),

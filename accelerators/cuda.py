@@ -104,7 +104,7 @@ class CUDA(Accelerator):
         torch.cuda.set_device(device)
         torch.cuda.reset_peak_memory_stats(device)
         if self.copy_stream:
-            self._copies = torch.cuda.Stream(device)
+            self._copies = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         if self.cudnn_benchmark is not None:
             self._before["benchmark"] = torch.backends.cudnn.benchmark
             torch.backends.cudnn.benchmark = self.cudnn_benchmark

@@ -55,7 +55,7 @@ class FirstUpdate:
         """The update begins, whose batches are there: record what torch is asked for, too."""
         if not self.engine.step.compiled:  # dynamo would trace through it, and compile again without it
             self.observed = Observed()
-            self.observed.__enter__()
+            self.observed.__enter__()  # type: ignore[no-untyped-call]
             self.observing = True
 
     def _record(self, name: str, layer: nn.Module, args: Any, output: Any) -> None:
@@ -76,7 +76,7 @@ class FirstUpdate:
     def stop(self) -> None:
         """Stop watching."""
         if self.observed is not None and self.observing:
-            self.observed.__exit__(None, None, None)
+            self.observed.__exit__(None, None, None)  # type: ignore[no-untyped-call]
             self.observing = False
         for handle in self.handles:
             handle.remove()

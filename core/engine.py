@@ -60,7 +60,7 @@ class StepModule(nn.Module):
             with self.context or nullcontext():
                 if not self.graphed:
                     return self.compiled[step](*args, **kwargs)
-                torch.compiler.cudagraph_mark_step_begin()
+                torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
                 return _own(self.compiled[step](*args, **kwargs))
         if self.context is None:
             return getattr(self._user, step)(*args, **kwargs)

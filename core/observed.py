@@ -22,14 +22,14 @@ SUMS = (
 )  # fmt: skip
 
 
-class Observed(TorchDispatchMode):
+class Observed(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """A context that counts, by dtype, matrix products and the elements that ranks added up with one another.
 
     Backward is seen too, on whatever thread it runs, and so are collectives that are called in C++, as DDP's are.
     """
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.products: Counter[torch.dtype] = Counter()
         self.added: Counter[torch.dtype] = Counter()
 

@@ -54,7 +54,7 @@ class Frozen(BF16Mixed):
     def convert(self, module: nn.Module) -> nn.Module:
         module = super().convert(module)
         choice = Choice(module, self.skip, self._unfit, again=())
-        done = sum(isinstance(part, Quantised) for part in module.modules())
+        done = any(getattr(part, "few_bits", False) for part in module.modules())
         if not choice.taken and not done and any(isinstance(part, nn.Linear) for part in module.modules()):
             listed = "; ".join(f"{', '.join(names[:4])}: {reason}" for reason, names in choice.alone.items())
             raise ConfigurationError(
@@ -83,6 +83,7 @@ class Frozen(BF16Mixed):
 class Quantised(nn.Module):
     """A linear layer whose weight is stored in few bits. All it holds is frozen parameters, but for a trained bias."""
 
+    few_bits: ClassVar[bool] = True  # by which what was converted is known
     weight: Tensor
     scales: Tensor
     code: Tensor

@@ -7,6 +7,7 @@ import itertools
 import json
 import logging
 import os
+import re
 import shutil
 import signal
 import socket
@@ -34,6 +35,7 @@ KILL_S = 8.0
 
 _SLICE_S = 0.1
 _SILENT_S = 0.3
+_BROKEN = re.compile(r"[Cc]onnection (closed|reset|refused)|remote worker|[Bb]roken pipe")
 _STAY_S = 3.0
 
 
@@ -275,16 +277,17 @@ class _Launch:
 
         ``silent``: also of those that ended without a word. Until a moment later their exit code may become known.
         """
-        if news.failed is None:
-            self._post(news, self._silent() if silent else [])
-        failure = news.failed or (None if self._all_done() else news.lost())
+        broke = any(_BROKEN.search(one.message) for one in failures.read(self.directory) if one.rank in self.ranks)
+        failure = news.failed or (None if self._all_done() else news.lost(suspected=broke))
         if failure is not None:
             if news.failed is None:
-                news.post(failure)
+                news.post(failure)  # before our own, which follows from it
             if failure.rank not in self.ranks or failure.type_name == nodes.LOST:
                 # without a time: it counts as the first, whatever the clocks of two machines say
                 told = failures.Failure(failure.rank, failure.type_name, failure.message, failure.traceback)
                 failures.write(self.directory, told)
+        elif news.failed is None:
+            self._post(news, self._silent() if silent else [])
         asked = failures.asked_to_stop(self.directory)
         if news.asked and not asked:
             self._ask_to_stop(news.asked)

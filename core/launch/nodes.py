@@ -24,6 +24,9 @@ LOST = "NodeLost"
 LOST_S = 60.0
 """How long nothing is heard of a machine until it counts as lost, where no shorter time-out was asked for."""
 
+MISSED_S = 4 * 0.5
+"""After how long silence explains a connection that broke."""
+
 _END_S = watch.GRACE_S + 5.0  # how long after that the ranks of the others may still need to end
 _PERIOD_S = 0.5
 _STOP_S = 3.0
@@ -78,9 +81,9 @@ class Beats:
             if int(text) != self._beats[node]:
                 self._beats[node], self._heard[node] = int(text), self._answered
 
-    def lost(self) -> RankFailed | None:
-        """The first node that nothing was heard of for too long."""
-        limit = lost_after(self.timeout)
+    def lost(self, *, suspected: bool = False) -> RankFailed | None:
+        """The first node that nothing was heard of for too long; where one is ``suspected``, a few beats are enough."""
+        limit = MISSED_S if suspected else lost_after(self.timeout)
         if not self.tells:
             silent = time.monotonic() - self._answered
             why = self.gone or (f"its store has not answered for {silent:.0f} s" if silent > limit else "")

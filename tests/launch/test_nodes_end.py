@@ -22,7 +22,7 @@ ENDS = {
         1,
         signal.SIGKILL,
         [1, -9],
-        ["lost node 1 of 2|rank 1 failed", ""],
+        ["NodeLost: lost node 1 of 2", ""],
     ),
     "Ctrl-C on node 1": ("launcher", 1, signal.SIGINT, [130, 130], ["interrupted"] * 2),
     "SIGTERM on node 0": ("launcher", 0, signal.SIGTERM, [143, 143], ["SIGTERM: training ended after update", ""]),

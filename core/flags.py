@@ -15,9 +15,9 @@ from .callbacks.checkpoint import Checkpoint
 from .errors import ConfigurationError
 from .hooks import check_names, overrides
 from .intervals import Interval, interval
+from .limits import Limits
 from .loggers.logger import Logger
 from .plugins import Clip
-from .run import Limits
 
 if TYPE_CHECKING:
     from .launch.world import World

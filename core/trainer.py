@@ -11,17 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from . import flags, session, workers
-from .capabilities import AS_LAUNCHED, Resolved, resolve
+from . import flags
 from .checkpoint.files import as_path
 from .errors import ConfigurationError
-from .job import Job as Job
 from .launch import environments
 from .launch.launcher import Launcher
 from .launch.world import World
 from .module import Module
 from .plugins import Accelerator, Precision, Strategy
-from .profilers import PassThroughProfiler, Profiler, make
 from .running import Running
 from .settings import known_arguments, settle
 from .state import Progress
@@ -29,9 +26,13 @@ from .state import Progress
 if TYPE_CHECKING:
     from datetime import timedelta
 
-    from .capabilities import Plan
+    from .capabilities import Plan, Resolved
     from .data.datamodule import DataModule
+    from .job import Job
+    from .profilers import Profiler
     from .run import Run
+
+# What a job needs is imported where one begins: a script that asks for --help should not wait for it.
 
 
 class Trainer(Running):
@@ -166,6 +167,8 @@ class Trainer(Running):
         timeout: float | str | timedelta | dict[str, int] | None = None,
     ) -> None:
         g = settle({name: value for name, value in locals().items() if name != "self"})
+        from .profilers import PassThroughProfiler, make
+
         self.limits, self.val_fraction = flags.limits(**{name: g[name] for name in flags.LIMITS})
         self.val_check_interval = 1.0 if g["val_check_interval"] is None else g["val_check_interval"]
         self.limit_train_batches = flags.check_limit("limit_train_batches", g["limit_train_batches"])
@@ -265,11 +268,12 @@ class Trainer(Running):
                 this Trainer has saved none, of the newest run in its ``default_root_dir`` that did.
             resume: ``"auto"``, as the Trainer's.
         """
+        from .job import Job
+
         resume = flags.check_resume(self.resume if resume is None else resume, ckpt_path)
         path = self._checkpoint(ckpt_path)
         job = Job("fit", module, train_dataloaders, val_dataloaders, None, datamodule, path, resume)
-        start = self._ready(job)
-        start()
+        self._ready(job)()
 
     def validate(
         self,
@@ -322,6 +326,8 @@ class Trainer(Running):
         self, stage: str, module: Module | None, dataloaders: Any, datamodule: DataModule | None,
         ckpt_path: str | Path | None, verbose: bool, return_predictions: bool = False,
     ) -> list[dict[str, float]]:  # fmt: skip
+        from .job import Job
+
         if module is None:
             module = self.module
             callback = self.checkpoint_callback
@@ -329,9 +335,10 @@ class Trainer(Running):
                 ckpt_path = "best"
         path = self._checkpoint(ckpt_path)
         job = Job(stage, module, None, None, dataloaders, datamodule, path, return_predictions=return_predictions)
-        start = self._ready(job)
-        start()
-        found = session.by_loader(self.final_metrics)
+        self._ready(job)()
+        from .session import by_loader
+
+        found = by_loader(self.final_metrics)
         if verbose and self.is_global_zero:
             for number, metrics in enumerate(found):
                 print(f"{stage} {number}:", ", ".join(f"{name} {value:.6g}" for name, value in metrics.items()))
@@ -345,6 +352,8 @@ class Trainer(Running):
 
     def resolve(self, module: Module | None, world: World | None, *, launched: bool = False) -> Resolved:
         """The plugins, made and negotiated, for a world that an environment or, where ``launched``, a launcher gave."""
+        from .capabilities import AS_LAUNCHED, resolve
+
         manual = module is not None and not module.automatic_optimization
         request = self._request | (AS_LAUNCHED if launched else {})
         return resolve(world=world, manual=manual, **request)
@@ -381,5 +390,9 @@ class Trainer(Running):
         if self.enable_progress_bar and (world is None or world.rank == 0):
             print(resolved.plan.banner(), file=sys.stderr, flush=True)
         if world is None and resolved.launcher is not None:
-            return partial(workers.launch, self, job, resolved)
-        return partial(session.run, self, job, resolved, world or World())
+            from .workers import launch
+
+            return partial(launch, self, job, resolved)
+        from .session import run
+
+        return partial(run, self, job, resolved, world or World())

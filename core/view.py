@@ -5,21 +5,22 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .callbacks.callback import Callback
 from .callbacks.checkpoint import Checkpoint
-from .checkpoint.files import Place
 from .errors import ConfigurationError
-from .plugins import Strategy
 
 if TYPE_CHECKING:
+    from .callbacks.callback import Callback
+    from .checkpoint.files import Place
     from .configured import Schedule
     from .data.evaluation import EvalData
     from .data.train import TrainData
     from .engine import Engine
     from .launch.world import World
+    from .limits import Limits
     from .loggers.logger import Logger
     from .module import Module
-    from .run import Limits, Run
+    from .plugins import Strategy
+    from .run import Run
     from .state import Progress
 
 

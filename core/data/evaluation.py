@@ -15,7 +15,7 @@ from .dealing import prebuilt_size
 from .indexed import dealt_loader
 from .loader_copy import copy_loader
 from .order import Order
-from .positions import EVAL, SAMPLE, Indices, Placed, draws_nothing
+from .positions import EVAL, Indices, Placed, draws_nothing
 from .sharding import describe, index_source, is_indexed, known_length, limited, refuse_distributed_samplers
 from .stream import LocalBatches
 
@@ -43,7 +43,7 @@ class _Turns:
                 if not self.seeded:
                     yield batch
                 elif self.prebuilt:
-                    yield Placed(batch, derive(self.seed, SAMPLE, 0, position))
+                    yield Placed((batch, position, self.seed, 0))
                 else:
                     yield Indices(indices, self.seed, 0, position)
             position += len(indices)

@@ -11,11 +11,10 @@ from torch.utils.data import DataLoader
 
 from ..errors import CheckpointError, DataError
 from ..plugins import MicroBatch
-from ..seeding import derive
 from .dealing import deal, micro_batches, prebuilt_size, windows
 from .loader_copy import copy_loader
 from .order import Order
-from .positions import SAMPLE, Indices, Placed, draws_nothing, seeded_dataset
+from .positions import Indices, Placed, draws_nothing, seeded_dataset
 from .sharding import describe, index_source, known_length, limited, refuse_distributed_samplers
 from .window import Weigh, Window, behind, beyond, weigh_
 
@@ -67,19 +66,21 @@ class _Deal:
 
     def _one_by_one(self, stream: Iterator[Any], position: int, index: int) -> Iterator[Any]:
         """What `deal` gives where every batch is an update of this rank alone."""
-        prebuilt, plans, placed = self.prebuilt, self.plans, self._placed
+        prebuilt, plans, seeded, seed, epoch = self.prebuilt, self.plans, self.seeded, self.seed, self.epoch
         following = next(stream, _END)
         while following is not _END:
             batch, following = following, next(stream, _END)
             if prebuilt:
                 samples, end = prebuilt_size(batch), position + 1
+                placed = Placed((batch, position, seed, epoch)) if seeded else batch
             else:
                 batch = _sized(batch)
                 samples = len(batch)
                 end = position + samples
+                placed = Indices(batch, seed, epoch, position) if seeded else batch
             window = Window([MicroBatch(None, index, None, True, samples)], samples, samples, following is _END)
             plans.append((window, end))
-            yield placed(batch, position)
+            yield placed
             position, index = end, index + 1
 
     def _placed(self, indices: Any, position: int) -> Any:
@@ -87,7 +88,7 @@ class _Deal:
         if not self.seeded:
             return indices
         if self.prebuilt:
-            return Placed(indices, derive(self.seed, SAMPLE, self.epoch, position))
+            return Placed((indices, position, self.seed, self.epoch))
         return Indices(indices, self.seed, self.epoch, position)
 
     def _skip(self, stream: Iterator[Any]) -> tuple[Iterator[Any], int]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor
 from torch.utils.data import (
@@ -47,11 +47,11 @@ class Indices(list[Any]):
         return (Indices, (self[:], self.seed, self.epoch, self.start))
 
 
-class Placed(NamedTuple):
-    """The index of a batch that a data set builds itself (``batch_size=None``), and what to seed with to read it."""
+class Placed(tuple[Any, int, int, int]):
+    """The index of a batch that a data set builds itself (``batch_size=None``), its position, the run's seed, and the
+    epoch: from the last three follows what to seed with before it is read."""
 
-    index: Any
-    value: int
+    __slots__ = ()
 
 
 @runtime_checkable
@@ -89,7 +89,14 @@ class Reads:
 
     def one(self, placed: Placed) -> Any:
         """A batch that the data set builds."""
-        return self._read(self.get, placed[0], placed[1])
+        index, position, seed, epoch = placed
+        if self.seed is None:
+            before = mark()
+            result = self.get(index)
+            if mark() == before:
+                return result
+            self._notice(before)
+        return self._seeded(self.get, index, derive(seed, SAMPLE, epoch, position))
 
     def batch(self, indices: Indices) -> Any:
         """The samples of a batch."""

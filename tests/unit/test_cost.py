@@ -1,16 +1,21 @@
-"""What stands between the user's call and the user's step: frames, calls of our own for one batch, imported modules."""
+"""What a step costs, counted and not timed: frames, calls of our own, operations, waits, collectives; and imports."""
 
 import json
 import os
 import subprocess
 import sys
 from collections import Counter
+from contextlib import nullcontext
 
+import pytest
+import ranks
 import scalar
 import torch
 import trivet
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data import DataLoader
+from trivet.torch_compat import collectives_begun
 
 PACKAGE = os.path.dirname(os.path.abspath(trivet.__file__))
 OWN = [os.path.join(os.path.dirname(PACKAGE), part) for part in ("core", "strategies", "accelerators", "precision")]
@@ -85,18 +90,95 @@ def own_calls(batches):
     return calls
 
 
+def per_batch(count, *args):
+    """The difference of two lengths."""
+    count(10, *args)  # what is done once for a process
+    few, many = count(20, *args), count(70, *args)
+    return {name: (many[name] - few[name]) / 50 for name in many if many[name] > few[name]}
+
+
 def test_calls_for_one_batch():
-    """The difference of two lengths. Asked for are about 40; Lightning 2.6 makes 295."""
-    own_calls(10)
-    few, many = own_calls(20), own_calls(120)
-    per_batch = {name: (many[name] - few[name]) / 100 for name in many if many[name] != few[name]}
-    assert sum(per_batch.values()) <= 40, per_batch
+    """Lightning 2.6 makes 295. Whoever adds one has to take one away."""
+    found = per_batch(own_calls)
+    assert sum(found.values()) <= 16.5, found
+
+
+class Operations(TorchDispatchMode):
+    """Counts what torch is asked to do."""
+
+    def __init__(self):
+        super().__init__()
+        self.found = Counter()
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.found[str(function)] += 1
+        return function(*args, **(kwargs or {}))
+
+
+def loader(batches):
+    return DataLoader([torch.ones(2, 2) for _ in range(batches)], batch_size=None)
+
+
+def operations(batches, options):
+    module = Plain()
+    module.training_step = lambda batch, batch_idx: module.layer(batch).mean()
+    module.configure_optimizers = lambda: torch.optim.SGD(module.parameters(), lr=0.1)
+    with Operations() as counted:
+        scalar.trainer(strategy="single", **options).fit(module, loader(batches))
+    return counted.found
+
+
+def operations_by_hand(batches, options):
+    module = Plain()
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+    context = torch.autocast("cpu", torch.bfloat16) if "precision" in options else nullcontext()
+    with Operations() as counted:
+        for batch in loader(batches):
+            optimizer.zero_grad()
+            with context:
+                loss = module.layer(batch).mean()
+            loss.backward()
+            if "gradient_clip_val" in options:
+                nn.utils.clip_grad_norm_(module.parameters(), 1.0)
+            optimizer.step()
+    return counted.found
+
+
+@pytest.mark.parametrize("options", [{}, {"precision": "bf16-mixed"}, {"gradient_clip_val": 1.0}], ids=str)
+def test_no_tensor_is_made_that_the_plain_loop_does_not_make(options):
+    ours, plain = per_batch(operations, options), per_batch(operations_by_hand, options)
+    more = {name: (count, plain.get(name, 0)) for name, count in ours.items() if count > plain.get(name, 0) + 0.05}
+    assert not more  # by operation: ours and the plain loop's
+
+
+@pytest.mark.parametrize(("precision", "waits"), [("fp32", 0), ("bf16-mixed", 0), ("fp16-mixed", 1)])
+def test_how_often_the_host_reads_a_number_of_the_device(precision, waits):
+    found = per_batch(operations, {"precision": precision, "gradient_clip_val": 1.0})
+    assert found.get("aten._local_scalar_dense.default", 0) == waits
+
+
+def collectives(batches):
+    """Of this rank, in a whole fit with ddp."""
+    module = Plain()
+    module.training_step = lambda batch, batch_idx: module.layer(batch).mean()
+    trainer = scalar.trainer(strategy="ddp", devices=2, log_every_n_steps=10**6)
+    begun = []
+    module.on_train_end = lambda: begun.append(collectives_begun())
+    trainer.fit(module, loader(batches))
+    return begun[0]
+
+
+def test_one_collective_for_one_bucket():
+    (few, _), (many, _) = ranks.on_two_ranks(collectives, 20), ranks.on_two_ranks(collectives, 60)
+    assert (many - few) / 20 == 1  # 40 batches more are 20 updates more of two ranks
 
 
 FRESH = """
 import json, sys, torch
 before = set(sys.modules)
 import trivet
+trivet.Trainer
+print(json.dumps(sorted(set(sys.modules) - before)))
 class Net(trivet.Module):
     def __init__(self):
         super().__init__()
@@ -128,15 +210,30 @@ for batch in torch.utils.data.DataLoader(torch.ones(4, 1), 2):
 def modules(text):
     code = FRESH.format(fit=text)
     output = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
-    return set(json.loads(output.stdout.splitlines()[-1]))
+    first, last = output.stdout.splitlines()[0], output.stdout.splitlines()[-1]
+    return set(json.loads(first)), set(json.loads(last))
+
+
+UNWANTED = (
+    "torchmetrics", "tensorboard", "scipy", "sympy", "torch._dynamo", "torch._inductor", "rich", "transformers",
+    "lightning_utilities", "packaging", "jsonargparse", "yaml", "cProfile", "cloudpickle",
+    "torch.distributed.checkpoint", "torch.distributed.tensor", "torch.distributed.elastic",
+    "trivet.session", "trivet.run", "trivet.loop",
+)  # fmt: skip
+
+
+def under(modules, package):
+    return sorted(name for name in modules if name == package or name.startswith(f"{package}."))
 
 
 def test_a_fit_in_one_process_imports_only_what_it_uses():
-    extra = modules(FIT) - modules(PLAIN)
+    (trainer, fitted), (_, plain) = modules(FIT), modules(PLAIN)
+    assert not {package: under(trainer, package) for package in UNWANTED if under(trainer, package)}
+    assert len(trainer) <= 60, sorted(trainer)  # each takes about a millisecond
+    extra = fitted - plain
     for package in (
         "torch.distributed.checkpoint", "torch.distributed.tensor", "torch.distributed.elastic",
         "torch.distributed.launcher", "rich", "jsonargparse", "yaml", "pytorch_lightning",
         "trivet.commands", "trivet.strategies.ddp", "trivet.accelerators.cuda", "trivet.precision.mixed",
     ):  # fmt: skip
-        found = sorted(name for name in extra if name == package or name.startswith(f"{package}."))
-        assert not found, f"{package}: {found}"
+        assert not under(extra, package)

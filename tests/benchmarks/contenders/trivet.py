@@ -1,0 +1,60 @@
+"""Trivet's Trainer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import trivet
+from speed_tasks import Asked, Batch, Task
+from torch import Tensor, nn
+from trivet.loggers import CSVLogger
+
+SUPPORTS = {"bf16", "clip", "callbacks", "empty_callbacks", "metrics", "conveniences"}
+
+
+class Empty(trivet.Callback):
+    pass
+
+
+class Noop(trivet.Callback):
+    def on_train_batch_start(self, *args: Any) -> None:
+        pass
+
+    def on_train_batch_end(self, *args: Any) -> None:
+        pass
+
+
+class Net(trivet.Module):
+    def __init__(self, task: Task, metrics: int, on_bar: bool) -> None:
+        super().__init__()
+        self.net, self.loss_of, self.make = task.model(), task.loss, task.optimizer
+        self.names, self.on_bar = [f"metric{n}" for n in range(metrics)], on_bar
+
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        x, y = batch
+        loss = self.loss_of(self.net(x), y)
+        for name in self.names:
+            self.log(name, loss, prog_bar=self.on_bar)
+        return loss
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return self.make(self.parameters())
+
+
+def fit(task: Task, asked: Asked) -> nn.Module:
+    net = Net(task, 3 if asked.conveniences else asked.metrics, asked.conveniences)
+    callbacks = [Noop() for _ in range(asked.callbacks)] + [Empty() for _ in range(asked.empty_callbacks)]
+    trainer = trivet.Trainer(
+        accelerator="cpu",
+        max_epochs=task.epochs,
+        precision="bf16-mixed" if asked.bf16 else "fp32",
+        gradient_clip_val=asked.clip,
+        callbacks=callbacks,
+        logger=CSVLogger(asked.folder) if asked.conveniences else False,
+        enable_checkpointing=asked.conveniences,
+        enable_progress_bar=asked.conveniences,
+        default_root_dir=asked.folder,
+    )
+    trainer.fit(net, task.loader())
+    return net.net

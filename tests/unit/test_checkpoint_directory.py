@@ -38,6 +38,7 @@ def make_state(fill: float = 1.0) -> TrainState:
         data={"position": 3},
         seed=7,
         host_noise=[4, 5],
+        torch_noise=[4, 3],
         metrics={"loss": {"total": torch.tensor(1.0)}},
         callbacks={"Stop": {"wait": 1}},
         datamodule={"a": 1},

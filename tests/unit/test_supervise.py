@@ -43,7 +43,7 @@ def attempts(first: Any, failures: list[RankFailed], manifest: Any = None, **opt
     trainer = Fake(**options)
     found = None if manifest is None else SimpleNamespace(path="ck", manifest=manifest)
     record = SimpleNamespace(versions=[])
-    beginning = SimpleNamespace(record=record, path=None, newest=lambda trainer: found)
+    beginning = SimpleNamespace(record=record, path=None, directory=None, newest=lambda trainer: found)
     started = []
 
     def start(job: Any, now: Any) -> None:

@@ -169,7 +169,8 @@ def test_every_conflict_is_collected_and_every_remedy_runs() -> None:
         "accelerator 'Unplugged' (local) and this machine: it is not available: no toy device was found",
         f"--num_nodes 2 and launcher 'local' (trivet {trivet.__version__}): no environment says which node this is, "
         "and node_rank and main_address are not given. Start the same command on every node, with its own --node_rank, "
-        "from 0 up, and the --main_address of node 0. Or start the script on every node with `torchrun --nnodes 2 --nproc-per-node 3 ...`",
+        "from 0 up, and the --main_address of node 0. Or start the script on every node with "
+        "`torchrun --nnodes 2 --nproc-per-node 3 ...`",
     ):
         assert part in text
     assert len(error.conflicts) == 8

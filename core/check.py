@@ -120,12 +120,15 @@ class FirstUpdate:
         products = {name_of(dtype) for dtype in observed.products}
         if not self.activations and products and plan.compute_dtype not in products:
             yield f"matrix products gave {sorted(products)}, planned {plan.compute_dtype}"
-        added = observed.mostly_added
-        judged = self.world.world_size > 1 and strategy.synchronises_every == 1 and not strategy.own_wire
-        if judged and added is not None and name_of(added) != plan.reduce_dtype:
+        if self.world.world_size == 1 or strategy.synchronises_every > 1 or strategy.own_wire:
+            return
+        # flags and sums for records are few; a module may add up activations of its own, in whatever dtype
+        trained = sum(p.numel() for p in self.engine.module.parameters() if p.requires_grad)
+        many = {name_of(dtype) for dtype, n in observed.added.items() if n >= trained / self.world.world_size / 2}
+        if many and plan.reduce_dtype not in many:
             yield (
-                f"ranks added up gradients in {name_of(added)}, planned {plan.reduce_dtype}; a strategy casts what it "
-                "sends to context.policy.reduce, or says own_wire"
+                f"ranks added up gradients in {' and '.join(sorted(many))}, planned {plan.reduce_dtype}; a strategy "
+                "casts what it sends to context.policy.reduce, or says own_wire"
             )
 
     def _buffer_differences(self) -> Iterator[str]:

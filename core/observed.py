@@ -42,11 +42,6 @@ class Observed(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 self.added[tensor.dtype] += tensor.numel()
         return output
 
-    @property
-    def mostly_added(self) -> torch.dtype | None:
-        """The dtype of most elements: those of gradients. Flags and sums for records are few beside them."""
-        return max(self.added, key=self.added.__getitem__) if self.added else None
-
 
 def floats(found: Any) -> Iterator[Tensor]:
     """The floating tensors in lists and tuples."""

@@ -225,7 +225,9 @@ def main() -> int:
     parser.add_argument("--ray", default=sys.executable)
     parser.add_argument("--only", default="", help="launcher, kind or rank, separated by commas")
     given = parser.parse_args()
-    rows = []
+    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=HERE, capture_output=True, text=True)
+    where = f"at {commit.stdout.strip()} on {date.today()}"
+    rows: list[Row] = []
     for kind, rank, launcher in cells():
         if given.only and not {kind, str(rank), launcher} >= set(given.only.split(",")):
             continue
@@ -236,17 +238,18 @@ def main() -> int:
         print(row.cells(), *row.faults(), flush=True)
         if row.faults():
             print(row.output, file=sys.stderr, flush=True)
+        if given.page is not None:  # after each, so that one that is broken off has shown what it found
+            write_between_marks(given.page, [summary(rows, where), "", *table(rows)])
+    print(summary(rows, where))
+    return int(any(row.faults() for row in rows))
+
+
+def summary(rows: list[Row], where: str) -> str:
     good = sum(not row.faults() for row in rows)
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=HERE, capture_output=True, text=True)
-    asked = len(list(cells()))
-    intro = (
-        f"{len(rows)} of {asked} cells ran at {commit.stdout.strip()} on {date.today()}, {good} ended as they have to. "
-        f"`timeout` was {TIMEOUT_S} s."
+    return (
+        f"{len(rows)} of {len(list(cells()))} cells ran {where}, {good} ended as they have to. `timeout` was "
+        f"{TIMEOUT_S} s."
     )
-    if given.page is not None:
-        write_between_marks(given.page, [intro, "", *table(rows)])
-    print(intro)
-    return int(good < len(rows))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,61 @@
+"""Which other rank failed, where nobody but the ranks themselves looks after them."""
+
+import os
+import subprocess
+import time
+
+import pytest
+from torch.distributed import TCPStore
+from trivet.launch.peers import Peers
+
+
+@pytest.fixture
+def peers():
+    found = Peers(TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False), 0, 2)
+    yield found
+    found.close()
+
+
+def other(peers, tmp_path, pid, machine=None):
+    """Rank 1, as it announces itself."""
+    own = peers.store.get("process/0").decode().split(" ")
+    (tmp_path / "notes").write_text(f"{time.time() - 2} rank 1 is at net.py:3")
+    peers.store.set("process/1", f"{pid} {machine or own[1]} {tmp_path / 'notes'}")
+
+
+@pytest.fixture
+def ended():
+    process = subprocess.Popen(["true"])
+    process.wait()
+    return process.pid
+
+
+def test_a_rank_whose_process_is_gone_is_named_with_where_it_was(peers, tmp_path, ended):
+    assert peers.look() is None
+    other(peers, tmp_path, ended)
+    found = peers.look()
+    assert (found.rank, found.type_name) == (1, "an early end")
+    assert found.message.endswith(" s before, rank 1 is at net.py:3")
+
+
+def test_what_it_told_before_counts(peers, tmp_path, ended):
+    other(peers, tmp_path, ended)
+    peers.store.set("failed", '[1, "ValueError", "boom", "its traceback"]')
+    found = peers.look()
+    assert (found.type_name, found.message, found.traceback) == ("ValueError", "boom", "its traceback")
+
+
+@pytest.mark.parametrize("how", ["runs", "done", "elsewhere"])
+def test_others_are_not(peers, tmp_path, ended, how):
+    other(peers, tmp_path, os.getpid() if how == "runs" else ended, "another" if how == "elsewhere" else None)
+    if how == "done":  # it has ended as it should, perhaps because all stop on request
+        peers.store.set("done/1", "")
+    assert peers.look() is None
+
+
+def test_nothing_is_left(tmp_path):
+    peers = Peers(TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False), 0, 1)
+    path = peers.store.get("process/0").decode().split(" ", 2)[2]
+    assert os.stat(path).st_mode & 0o077 == 0
+    peers.close()
+    assert not os.path.exists(path)

@@ -50,7 +50,7 @@ class XLAFSDP(Single):
         import torch_xla.runtime
         from torch_xla.distributed import spmd
 
-        self.context, self._steps = context, False
+        root, self._steps = super().shard(root, context), False
         count = torch_xla.runtime.global_runtime_device_count()
         self.mesh = spmd.Mesh(list(range(count)), (count,), (AXIS,))
         for param in root.parameters():

@@ -4,22 +4,25 @@
     OMP_NUM_THREADS=1 python tests/benchmarks/startup.py --rounds 11 --write docs/running/index.md
 
 Each contender trains the same tiny model with DDP on two CPU processes, from a command line. The clock runs from the
-moment the command is given to the moment rank 0's first optimizer step is done. Contenders take turns in each round, in
-an order that turns too, and what counts is the ratio to the raw script of the same round; its median is shown with the
-quarter points. "torchrun again" is the raw script once more, so its ratio is the noise. Lightning runs with the Python
-that TRIVET_LIGHTNING_PYTHON names, if any. The first round fills the caches and is dropped.
+moment the command is given to the moment rank 0's first optimizer step is done; CPU seconds are those of all processes
+until the end. Contenders take turns in each round, in an order that turns too, and what counts is the ratio to the raw
+script of the same round; its median is shown, with the quarter points. "torchrun again" is the raw script once more, so
+its ratio is the noise. Lightning runs with the Python that TRIVET_LIGHTNING_PYTHON names, if any. The first round fills
+the caches and is dropped.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import resource
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import NamedTuple
 
 import pages
 
@@ -92,19 +95,32 @@ def commands() -> dict[str, list[str]]:
     return found
 
 
-def seconds(command: list[str], folder: Path) -> float:
+class Spent(NamedTuple):
+    """Seconds of one start."""
+
+    wall: float
+    cpu: float
+
+
+def seconds(command: list[str], folder: Path) -> Spent:
     first = folder / "first"
     first.unlink(missing_ok=True)
-    begin = time.time()
+    begin, used = time.time(), cpu_seconds()
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
     if done.returncode:
         raise SystemExit(f"{' '.join(command)}\n{done.stdout}{done.stderr}")
-    return float(first.read_text()) - begin
+    return Spent(float(first.read_text()) - begin, cpu_seconds() - used)
 
 
-def measure(rounds: int) -> dict[str, list[float]]:
+def cpu_seconds() -> float:
+    """What processes that have ended used, with those that they waited for."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def measure(rounds: int) -> dict[str, list[Spent]]:
     """Seconds of each contender by round."""
-    found: dict[str, list[float]] = {name: [] for name in commands()}
+    found: dict[str, list[Spent]] = {name: [] for name in commands()}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "raw.py").write_text(RAW)
@@ -121,13 +137,17 @@ def measure(rounds: int) -> dict[str, list[float]]:
     return found
 
 
-def table(found: dict[str, list[float]]) -> str:
-    lines = ["| started by | seconds to the first update | beside torchrun | quarters |", "|---|---|---|---|"]
+def table(found: dict[str, list[Spent]]) -> str:
+    lines = ["| started by | seconds to the first update | beside torchrun | CPU seconds | beside torchrun |"]
+    lines.append("|---|---|---|---|---|")
     for name, spent in found.items():
-        ratios = [one / raw for one, raw in zip(spent, found["torchrun"], strict=True)]
-        low, middle, high = statistics.quantiles(ratios, n=4) if len(ratios) > 1 else (ratios[0],) * 3
-        quarters = "" if name == "torchrun" else f"{low:.2f} to {high:.2f}"
-        lines.append(f"| {name} | {statistics.median(spent):.2f} | {middle:.2f} | {quarters} |")
+        cells = [name]
+        for one, raw in zip(zip(*spent, strict=True), zip(*found["torchrun"], strict=True), strict=True):
+            ratios = [mine / its for mine, its in zip(one, raw, strict=True)]
+            low, middle, high = statistics.quantiles(ratios, n=4) if len(ratios) > 1 else (ratios[0],) * 3
+            range_ = "" if name == "torchrun" else f" ({low:.2f} to {high:.2f})"
+            cells += [f"{statistics.median(one):.2f}", f"{middle:.2f}{range_}"]
+        lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
 

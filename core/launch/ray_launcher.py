@@ -89,6 +89,7 @@ class Ray(Launcher):
 
     @contextlib.contextmanager
     def _connected(self, plan: Plan) -> Iterator[None]:
+        os.environ.setdefault("RAY_DEDUP_LOGS", "0")  # read on import; else lines of ranks that are alike are left out
         try:
             import ray
         except ImportError as error:

@@ -324,7 +324,8 @@ def on_failure(
     """Find out who failed first, tell the others, run the hooks, and return what to raise."""
     if group is not None and group.world.world_size > 1 and not isinstance(exception, STOPS):
         # a broken connection is a consequence: the news of its cause may take a moment
-        consequence = isinstance(exception, (RuntimeError, RankFailed))
+        own = isinstance(exception, torch.OutOfMemoryError)  # a RuntimeError, too
+        consequence = isinstance(exception, (RuntimeError, RankFailed)) and not own
         peer = group.failure(wait_s=2.0 if consequence else 0.0)
         exception = peer or (group.explain(exception) if consequence else None) or exception
         group.fail(exception)

@@ -215,7 +215,8 @@ class Watchdog:
 
     def _decide(self) -> bool:
         """Find out who is to blame and end the run, unless that rank still gets on and the others wait for it."""
-        if self.off:
+        guard = watch.current()
+        if self.off or (guard is not None and guard.look() is not None):  # a rank has failed, and takes its time to end
             return False
         size, seconds = self.world.world_size, self.timeout or QUIET_S
         places = self._gather(self._here())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from torch import Tensor, nn
 from trivet.plugins import Context, MicroBatch, Needs, Strategy
@@ -22,13 +23,21 @@ class Single(Strategy):
     def mesh_dims(self, world_size: int) -> dict[str, int]:
         return {"dp": 1}
 
+    user: nn.Module | None = None  # whose step is called as it is
+
     def shard(self, root: nn.Module, context: Context) -> nn.Module:
         self.context = context
+        self.user = root.module if getattr(root, "plain", False) else None
         return root
 
     def one_batch(self, root: nn.Module, micro: MicroBatch, scale: float | None) -> None:
-        """Calls the step past ``nn.Module.__call__``, which is there for hooks: nobody has one on it."""
-        micro.output = root.forward("training_step", micro.batch, micro.index)
+        """Calls the step past ``nn.Module.__call__``, which is there for hooks (nobody has one on it), and the user's
+        own where there is nothing to do around it."""
+        user: Any = self.user
+        if user is None:
+            micro.output = root.forward("training_step", micro.batch, micro.index)
+        else:
+            micro.output = user.training_step(micro.batch, micro.index)
         if not self.context.manual and (loss := self.loss_of(micro, scale)) is not None:
             self.backward(root, loss)
 

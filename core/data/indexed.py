@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader
 
 from ..errors import CheckpointError, DataError
 from ..plugins import MicroBatch
-from .dealing import deal, micro_batches, prebuilt_size, windows
+from .dealing import deal, micro_batches, windows
 from .loader_copy import copy_loader
 from .order import Order
 from .positions import Indices, Placed, draws_nothing, seeded_dataset
@@ -71,7 +71,7 @@ class _Deal:
         while following is not _END:
             batch, following = following, next(stream, _END)
             if prebuilt:
-                samples, end = prebuilt_size(batch), position + 1
+                samples, end = len(batch) if type(batch) is list else 1, position + 1  # as `prebuilt_size`
                 placed = Placed((batch, position, seed, epoch)) if seeded else batch
             else:
                 batch = _sized(batch)

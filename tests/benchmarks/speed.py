@@ -222,14 +222,15 @@ def main() -> None:
         print(f"left out, since not installed (pip install -e '.[peers]'): {', '.join(missing)}", file=sys.stderr)
     given = [name for name in names if name not in missing]
     runner = Runner(given, 3, 0.25, 1) if options.quick else Runner(given, options.rounds, 1.0, 3)
+    text = ""
     for suite in options.suites:
         getattr(runner, suite)()
-    text = speed_report.page(runner.tables, runner.rounds, [PEERS[name] for name in runner.names])
+        text = speed_report.page(runner.tables, runner.rounds, [PEERS[name] for name in runner.names])
+        if options.json:
+            options.json.write_text(json.dumps(runner.tables, indent=1))
+        if options.write:
+            pages.put(options.write, text, "<!-- measured: begin -->", "<!-- measured: end -->")
     print(text)
-    if options.json:
-        options.json.write_text(json.dumps(runner.tables, indent=1))
-    if options.write:
-        pages.put(options.write, text, "<!-- measured: begin -->", "<!-- measured: end -->")
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ class Single(Strategy):
 
     def shard(self, root: nn.Module, context: Context) -> nn.Module:
         self.context = context
-        self.user = root.module if getattr(root, "plain", False) else None
+        self.user = root.get_submodule("module") if getattr(root, "plain", False) else None
         return root
 
     def one_batch(self, root: nn.Module, micro: MicroBatch, scale: float | None) -> None:

@@ -54,9 +54,9 @@ def sessions(*names: str) -> list[tuple[str, ...]]:
 def conforms(installed: Installed, tests: Sequence[Path], path: Path | None = None) -> None:
     """Run packages' own suites, all cells with ``TRIVET_CI_FULL=1``, else few; each of them trains."""
     cells = "all" if FULL else "few"
-    code, out, err = installed.run(
-        "pytest", "-v", "-p", "no:cacheprovider", f"--trivet-cells={cells}", *tests, cwd=tests[0].parent, path=path
-    )
+    root = os.path.commonpath([test.parent for test in tests])
+    options = ("-v", "-p", "no:cacheprovider", f"--trivet-cells={cells}", f"--rootdir={root}")
+    code, out, err = installed.run("pytest", *options, *tests, cwd=tests[0].parent, path=path)
     print(out)  # the table, where somebody looks
     assert code == 0, out + err
     for test in tests:

@@ -91,11 +91,12 @@ def outcomes(function: Callable[..., Any], *args: Any) -> list[Any]:
 
 
 def on_two_ranks(function: Callable[..., Any], *args: Any) -> list[Any]:
-    """Run on two ranks; what each returned. Raises the exception of the lowest rank that raised one."""
+    """Run on two ranks; what each returned. Raises the exception of the lowest rank that raised one of its own."""
     found = outcomes(function, *args)
-    for outcome in found:
-        if isinstance(outcome, BaseException):
-            raise outcome
+    if raised := [outcome for outcome in found if isinstance(outcome, BaseException)]:
+        from trivet.errors import RankFailed
+
+        raise next((error for error in raised if not isinstance(error, RankFailed)), raised[0])
     return found
 
 

@@ -44,6 +44,11 @@ class Place:
         """Whether it waits for messages of the other ranks, outside of torch."""
         return self.waits.startswith("exchange of ")
 
+    @property
+    def compares(self) -> bool:
+        """Whether it asks the others for a change of its own: soon, where they had none, it raises and names that."""
+        return self.waits.startswith("exchange of 'same/")
+
     def __str__(self) -> str:
         if self.plain or self.waits == "backward":
             doing = f"waits in {self.waits} (collective {self.calls})"

@@ -32,6 +32,8 @@ def certain(places: Mapping[int, Place], world_size: int) -> Verdict | None:
             return Verdict(place.rank, MISMATCH, f"{text}, on all ranks.", place.stack)
     if len(places) < world_size or not all(map(_collective, places.values())):
         return None
+    if any(place.compares for place in places.values()):
+        return None
     ordered = [places[rank] for rank in sorted(places)]
     odd = next((place for place in ordered[1:] if not _may_meet(ordered[0], place)), None)
     return None if odd is None else mismatch(ordered[0], odd)

@@ -72,6 +72,7 @@ def test_what_can_never_meet_is_certain(places):
         (at(0, "broadcast", 9), at(1)),
         (at(0, "broadcast", 9), at(1, "barrier", 9, plain=False)),  # of another group
         (at(0, "exchange of 'seed'", 9), at(1, "all_reduce", 9)),
+        (at(0, "exchange of 'same/parameters were frozen'", 8), at(1, "all_reduce", 9)),  # which raises by itself
     ],
 )
 def test_what_may_meet_is_not(places):

@@ -58,7 +58,7 @@ class Group:
             self._peers = Peers(side, world.rank, world.world_size)
             if world.num_nodes > 1:
                 self._across = Across(self._peers, side.clone(), world, _endpoint(world))  # type: ignore[attr-defined]
-            self._guard = _watch(self._across or self._peers, world)
+            self._guard = _watch(self._across or self._peers, world, forget=self._peers.forget)
         self._calls: Counter[str] = Counter()
 
     @classmethod
@@ -153,6 +153,7 @@ class Group:
         self._told = not failure.interrupt
         if self._peers is not None and not failure.interrupt:
             Uncaught(self.side, self.world.rank).install()
+            self._peers.forget()
         if self.store is not None and not failure.interrupt and not failure.follows:
             record = [failure.rank, failure.type_name, failure.message, failure.traceback]
             with contextlib.suppress(RuntimeError):  # the store went with the process that held it
@@ -174,7 +175,7 @@ class Group:
             guard.handled = True
         if self._peers is not None and threading.current_thread() is threading.main_thread():
             # torch's agent sends SIGTERM as soon as a rank has ended, and the others have hooks and a word to say
-            self._terminate = self._terminate or signal.signal(signal.SIGTERM, lambda number, frame: None)
+            self._terminate = self._terminate or signal.signal(signal.SIGTERM, _end_soon)
         return guard
 
     def watch_over(
@@ -247,10 +248,18 @@ def _endpoint(world: World) -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
-def _watch(peers: Peers | Across, world: World) -> watch.Watch:
+def _end_soon(number: int, frame: object) -> None:
+    """End this process, which has failed, unless its hooks for that are done by then."""
+    timer = threading.Timer(watch.GRACE_S, os._exit, (1,))
+    timer.daemon = True
+    timer.start()
+
+
+def _watch(peers: Peers | Across, world: World, *, forget: Callable[[], None]) -> watch.Watch:
     """Watch from a thread what becomes of the other ranks."""
 
     def last_words(failure: RankFailed) -> None:
+        forget()
         # one of a node that lost rank 0 says it on the terminal too
         alone = failure.type_name == LOST and world.local_rank == 0 and world.rank != 0
         for stream in {sys.stderr, sys.__stderr__ or sys.stderr} if alone else {sys.stderr}:

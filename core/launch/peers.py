@@ -61,8 +61,12 @@ class Peers:
             self.store.set(f"done/{self.rank}", "")
 
     def close(self) -> None:
-        """Remove what this rank noted, and those that can no longer do it."""
+        """This rank leaves."""
         os.close(self.notes)
+        self.forget()
+
+    def forget(self) -> None:
+        """Remove what this rank noted, since it has told what happened, and the notes of those that are gone."""
         for path in self._remove:
             path.unlink(missing_ok=True)
 

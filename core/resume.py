@@ -51,7 +51,7 @@ class Beginning:
             with rundir.written(where):
                 pass
             if not leaving.enter_context(rundir.held(where)) and alone:
-                raise _is_taken(where, rundir.read(where))
+                raise _is_taken(where, rundir.of_holder(where))
             self.record.write(where)
             self.directory = where
 

@@ -89,6 +89,14 @@ def read(directory: Path) -> Record | None:
         ) from error
 
 
+def of_holder(directory: Path, seconds: float = 2.0) -> Record | None:
+    """What the process noted that holds this directory: it does so right after it took it."""
+    until = time.monotonic() + seconds
+    while (record := read(directory)) is None and time.monotonic() < until:
+        time.sleep(0.02)
+    return record
+
+
 def describe(trainer: Trainer, module: Module) -> Record:
     """This run, as far as it is known before it has a directory."""
     kind = type(module)

@@ -11,7 +11,7 @@ import trivet
 from ranks import outcomes
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
-from trivet.errors import PlanMismatch
+from trivet.errors import PlanMismatch, RankFailed
 from trivet.observed import Observed
 from trivet.plugins import Policy
 from trivet.precision.mixed import BF16Mixed
@@ -66,7 +66,7 @@ def sent(strategy: Any, precision: Any) -> str:
     """Task: what the check says of a run over two processes."""
     try:
         fit(Products(), strategy=strategy, devices=2, precision=precision)
-    except PlanMismatch as error:
+    except (PlanMismatch, RankFailed) as error:  # of this rank, or of the one that told first
         return str(error)
     return ""
 

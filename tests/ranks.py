@@ -12,6 +12,7 @@ import pickle
 import socket
 import subprocess
 import sys
+import tempfile
 import traceback
 from collections.abc import Callable
 from multiprocessing.connection import Connection, Pipe
@@ -29,6 +30,7 @@ class Pool:
     def __init__(self, world_size: int) -> None:
         self.connections: list[Connection] = []
         self.processes = []
+        self.directory = tempfile.TemporaryDirectory(prefix="ranks-")  # what runs write beside their checkpoints
         port = str(free_port())
         for rank in range(world_size):
             ours, theirs = Pipe()
@@ -40,6 +42,7 @@ class Pool:
             self.processes.append(
                 subprocess.Popen(
                     [sys.executable, __file__, str(theirs.fileno())],
+                    cwd=self.directory.name,
                     pass_fds=[theirs.fileno()],
                     env=os.environ | {name: str(value) for name, value in variables.items()},
                 )
@@ -64,6 +67,7 @@ class Pool:
             process.wait()
         for connection in self.connections:
             connection.close()
+        self.directory.cleanup()
 
 
 def free_port() -> int:

@@ -56,6 +56,7 @@ class Pool:
         self._processes: list[subprocess.Popen[bytes]] = []
         self._connections: list[Connection] = []
         self._logs: list[Path] = []
+        self._directory: tempfile.TemporaryDirectory[str] | None = None  # the workers', for what runs leave behind
 
     def run(self, task: Callable[..., Any], *args: Any, timeout_s: float = 60.0) -> list[Any]:
         """Call ``task(*args)`` on every rank; return the answers by rank or raise `TaskFailed`."""
@@ -76,36 +77,42 @@ class Pool:
         """End the workers, whatever they are doing."""
         for process in self._processes:
             process.kill()
-        for process, connection, log in zip(self._processes, self._connections, self._logs, strict=True):
+        for process, connection in zip(self._processes, self._connections, strict=True):
             process.wait()
             connection.close()
-            log.unlink(missing_ok=True)
         self._processes, self._connections, self._logs = [], [], []
+        if self._directory is not None:
+            self._directory.cleanup()
+            self._directory = None
 
     def _start(self) -> None:
         self.starts += 1
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
+        self._directory = tempfile.TemporaryDirectory(
+            prefix=f"trivet-pool-{self.world_size}-", ignore_cleanup_errors=True
+        )
+        directory = Path(self._directory.name)
         for rank in range(self.world_size):
             ours, theirs = socket.socketpair()
-            descriptor, name = tempfile.mkstemp(prefix=f"trivet-pool-{self.world_size}-{rank}-")
+            log = directory / f"rank-{rank}.log"
             world = {
                 "RANK": rank, "WORLD_SIZE": self.world_size, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": self.world_size,
                 "GROUP_RANK": 0, "GROUP_WORLD_SIZE": 1, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port,
-                "OMP_NUM_THREADS": 1, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+                "OMP_NUM_THREADS": 1, "PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path)),
             }  # fmt: skip
-            process = subprocess.Popen(
-                [sys.executable, "-c", f"from {__name__} import work; work({theirs.fileno()})"],
-                env={**os.environ, **{key: str(value) for key, value in world.items()}},
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL, stdout=descriptor, stderr=descriptor,
-            )  # fmt: skip
+            with log.open("wb") as output:
+                process = subprocess.Popen(
+                    [sys.executable, "-c", f"from {__name__} import work; work({theirs.fileno()})"],
+                    env={**os.environ, **{key: str(value) for key, value in world.items()}},
+                    pass_fds=[theirs.fileno()], cwd=directory,
+                    stdin=subprocess.DEVNULL, stdout=output, stderr=output,
+                )  # fmt: skip
             theirs.close()
-            os.close(descriptor)
             self._processes.append(process)
             self._connections.append(Connection(ours.detach()))
-            self._logs.append(Path(name))
+            self._logs.append(log)
 
     def _collect(self, timeout_s: float) -> tuple[dict[int, Any], dict[int, Failure], bool]:
         values: dict[int, Any] = {}

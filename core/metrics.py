@@ -13,6 +13,7 @@ from torch import Tensor
 
 from . import metric_state
 from .errors import ConfigurationError
+from .launch import alone
 from .metric_objects import Collection, MetricObject, MetricObjects, ObjectSlot
 from .packed import Packed, combine
 from .slot import FOLD_EVERY, SUFFIX, Slot, absent, read, reduction, stack
@@ -65,6 +66,8 @@ class Metrics:
         rank_zero_only: bool, metric_attribute: str | None,
     ) -> None:  # fmt: skip
         """Record one scalar; see `Module.log`."""
+        if alone.inside:
+            alone.refuse_log(name, self.defaults, on_epoch, sync_dist, rank_zero_only)
         if self.muted or (rank_zero_only and self.group.world.rank):
             return
         key = name + self.suffix if self.suffix and add_dataloader_idx else name
@@ -109,6 +112,8 @@ class Metrics:
 
     def log_collection(self, metric: Any, options: tuple[Any, ...], add_suffix: bool) -> None:
         """A collection of metric objects, each under its own name; see `Module.log_dict`."""
+        if alone.inside:
+            alone.refuse_log(", ".join(metric), self.defaults, options[3], options[5], options[6])
         if not self.muted and not (options[6] and self.group.world.rank):
             self._log_object("", metric, self.suffix if add_suffix else "", options, None)
 

@@ -16,7 +16,6 @@ from . import gradients
 from .errors import ConfigurationError
 from .hparams import HParams as HParams
 from .hparams import chosen
-from .launch import alone
 from .metric_objects import is_collection, refused
 from .module_hooks import ModuleHooks
 
@@ -247,8 +246,6 @@ class Module(ModuleHooks):
         """
         if enable_graph or sync_dist_group is not None:
             raise refused(name, enable_graph)
-        if alone.inside:
-            alone.refuse_log(name, self._attached().metrics.defaults, on_epoch, sync_dist, rank_zero_only)
         self._attached().metrics.log(
             name, value, prog_bar, logger, on_step, on_epoch, reduce_fx, sync_dist, batch_size, add_dataloader_idx,
             rank_zero_only, metric_attribute,
@@ -278,8 +275,6 @@ class Module(ModuleHooks):
             metrics.log_collection(dictionary, options, add_dataloader_idx)
             return
         for name, value in dictionary.items():
-            if alone.inside:
-                alone.refuse_log(name, metrics.defaults, on_epoch, sync_dist, rank_zero_only)
             metrics.log(
                 name, value, prog_bar, logger, on_step, on_epoch, reduce_fx, sync_dist, batch_size, add_dataloader_idx,
                 rank_zero_only, None,

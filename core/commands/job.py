@@ -287,8 +287,8 @@ def take_hparams(selection: Selection) -> None:
     found = {name: value for name, value in directory.read_user(path)["hparams"].items() if name in taken}
     for name, value in found.items():
         if references.is_reference(value):
-            there = references.resolved(target, name, value)
-            found[name] = f"{there.__module__}.{there.__qualname__}"
+            references.resolved(target, name, value)
+            found[name] = str(value[references.KEY]).replace(":", ".")
         elif not given(f"model.{name}"):
             references.refuse_importing(target, name, value)
     selection.settings.merge({"model": found}, f"the checkpoint {path}")

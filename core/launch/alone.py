@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 from ..errors import CollectiveError
 from . import environments
+from .world import LAUNCH_DIR
 
 if TYPE_CHECKING:
     from ..metrics import Where
@@ -43,10 +44,8 @@ class RankZero:
     def __call__(self, function: Callable[P, T]) -> Callable[P, T | None]:
         @functools.wraps(function)
         def guarded(*args: P.args, **kwargs: P.kwargs) -> T | None:
-            if _rank():
-                return None
-            with self:
-                return function(*args, **kwargs)
+            with self as here:
+                return function(*args, **kwargs) if here else None
 
         return guarded
 
@@ -97,8 +96,10 @@ def refuse_log(
 
 
 def _rank() -> int:
+    if os.environ.get(LAUNCH_DIR):  # a worker of Trivet's
+        return int(os.environ["RANK"])
     world = environments.detect()
-    return int(os.environ.get("RANK") or 0) if world is None else world.rank
+    return 0 if world is None else world.rank
 
 
 def _collectives() -> int:

@@ -87,7 +87,12 @@ class Group:
         side = PrefixStore(prefix, base.clone())  # type: ignore[attr-defined]
         group = cls(world, PrefixStore(prefix, base), device, side)
         if backend is not None:
-            group.connect(backend, PrefixStore(f"{prefix}/torch", base), timeout_s)
+            try:
+                group.connect(backend, PrefixStore(f"{prefix}/torch", base), timeout_s)
+            except BaseException as error:
+                group.fail(error)
+                group.close(abort=True)
+                raise
         return group
 
     def connect(self, backend: str, store: Store, timeout_s: float) -> None:
@@ -173,9 +178,10 @@ class Group:
         """From here on no signal handler may raise into the caller's except block."""
         if (guard := watch.current()) is not None:
             guard.handled = True
-        if self._peers is not None and threading.current_thread() is threading.main_thread():
+        main = threading.current_thread() is threading.main_thread()
+        if self._peers is not None and self._terminate is None and main:
             # torch's agent sends SIGTERM as soon as a rank has ended, and the others have hooks and a word to say
-            self._terminate = self._terminate or signal.signal(signal.SIGTERM, _end_soon)
+            self._terminate = signal.signal(signal.SIGTERM, _end_soon)
         return guard
 
     def watch_over(
@@ -184,15 +190,17 @@ class Group:
         """Notice from a thread when this one no longer gets on; see `Watchdog`."""
         if self._across is not None:
             self._across.beats.timeout = timeout
-        notes = -1 if self._peers is None else self._peers.notes
-        self.watchdog = Watchdog(
-            self.world, self.side, pulse=pulse, progress=progress, timeout=timeout, notes=notes
-        ).start()
+        left: dict[str, Any] = {} if self._peers is None else {"notes": self._peers.notes, "forget": self._peers.forget}
+        self.watchdog = Watchdog(self.world, self.side, pulse=pulse, progress=progress, timeout=timeout, **left).start()
 
     def explain(self, error: BaseException) -> CollectiveError | None:
         """What to raise instead of an error of a collective where the ranks called different ones."""
         found = self.watchdog.explain(error) if self.watchdog is not None else None
-        return None if found is None else CollectiveError(found.text)
+        if found is None:
+            return None
+        made = CollectiveError(found.text).with_traceback(error.__traceback__)
+        made.__cause__ = error  # what failed, and where
+        return made
 
     def close(self, abort: bool = False) -> None:
         """Leave the group. ``abort`` where a peer may be gone: gives up what is under way and waits for nobody."""

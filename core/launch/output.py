@@ -8,11 +8,13 @@ import io
 import json
 import logging
 import os
+import re
 import sys
 import threading
 import time
 import traceback
 import warnings
+from collections.abc import Iterable
 from pathlib import Path
 from typing import IO, Any, TextIO, cast
 
@@ -25,6 +27,8 @@ FOLDER = "logs"
 
 _GATHER_S = 2.0  # how long a warning waits for the same of other ranks
 _PERIOD_S = 0.5
+_MOVES = re.compile(r"\r(?!\n)|\x1b\[[\d;]*[A-HJK]")  # the cursor
+_ESCAPE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\))")  # colours, titles: ECMA-48
 _MOST = 200  # warnings that a rank tells of
 
 
@@ -95,9 +99,13 @@ class _Copy:
     def write(self, text: str) -> int:
         if self._shown:
             self._stream.write(text)
-        if "\r" not in text and "\x1b" not in text and not self._file.closed:  # else a bar's, which moves
-            self._file.write(text)
+        if not self._file.closed and not _MOVES.search(text):  # else a bar's
+            self._file.write(_ESCAPE.sub("", text))
         return len(text)
+
+    def writelines(self, lines: Iterable[str]) -> None:
+        for line in lines:
+            self.write(line)
 
     def flush(self) -> None:
         self._stream.flush()

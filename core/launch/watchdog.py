@@ -42,7 +42,7 @@ class Watchdog:
     ``pulse`` gives what changes while the run gets on, ``progress`` the same in words. ``timeout``: after how many
     seconds without a change the run ends, None for never. Where ranks wait in collectives that can never meet, it ends
     without one. ``store`` is a client of its own, None for a single process. ``notes`` is a file where it leaves where
-    the rank is.
+    the rank is, and ``forget`` removes it.
     """
 
     def __init__(
@@ -54,11 +54,12 @@ class Watchdog:
         progress: Callable[[], str],
         timeout: float | None = None,
         notes: int = -1,
+        forget: Callable[[], None] = lambda: None,
     ) -> None:
         self.world, self.store, self.timeout = world, store if world.world_size > 1 else None, timeout
         self.log: Path | None = None  # where stacks of all threads are written to
         self.off = False  # whether the run has failed already
-        self._pulse, self._progress = pulse, progress
+        self._pulse, self._progress, self._forget = pulse, progress, forget
         self._ident = threading.get_ident()
         self._seen: Any = None
         self._first: Any = None  # the pulse before the run got on for the first time
@@ -68,6 +69,7 @@ class Watchdog:
         self._looks = 0
         self._dump: IO[str] | None = None
         self._notes, self._crash = notes, -1
+        self._faults = False  # whether it enabled faulthandler
         guard = watch.current()
         if guard is not None and guard.directory is not None:  # a worker of Trivet's: it leaves where it was
             self._notes, self._crash = (
@@ -80,6 +82,7 @@ class Watchdog:
     def start(self) -> Watchdog:
         if self.timeout is not None or self.store is not None:
             if self._crash >= 0 or not faulthandler.is_enabled():
+                self._faults = not faulthandler.is_enabled()
                 faulthandler.enable(max(self._crash, 2))  # a crash in C++ shows its stack, on stderr under torchrun
             self._thread.start()
         return self
@@ -87,13 +90,16 @@ class Watchdog:
     def stop(self) -> None:
         """Wait until it no longer looks: a thread inside the store's C++ code while Python ends aborts the process."""
         self._stopped.set()
-        self._notes = -1
+        notes, self._notes = self._notes, -1
         if self._thread.is_alive():
             self._thread.join(_STOP_S)
-        if self._dump is not None:
-            faulthandler.cancel_dump_traceback_later()
-            self._dump.close()
-            self._dump = None
+        self._disarm()
+        if self._crash < 0:
+            if self._faults:
+                faulthandler.disable()
+        elif notes >= 0 and not self._thread.is_alive():  # that of crashes is needed until the process ends
+            os.close(notes)
+        self._faults = False
 
     def explain(self, exception: BaseException) -> Verdict | None:
         """Whether an error of a collective comes from ranks that called different ones. For the watched thread."""
@@ -111,15 +117,21 @@ class Watchdog:
     # ------------------------------------------------------------------------------------------------- the thread
 
     def _run(self) -> None:
-        while not self._stopped.wait(_PERIOD_S):
-            if self.off:
-                continue
-            try:
-                if self._look():
-                    return
-            except RuntimeError:  # the store went with the process that held it, which others notice
-                if self.timeout is None:
-                    return
+        try:
+            while not self._stopped.wait(_PERIOD_S):
+                if self.off:
+                    continue
+                try:
+                    if self._look():
+                        return
+                except RuntimeError:  # the store went with the process that held it, which others notice
+                    if self.timeout is None:
+                        return
+                except OSError:  # a full disk: what it notes is missing then, the run goes on
+                    pass
+        except BaseException:
+            self._disarm()  # or the thread in C would end a healthy run, since this one no longer defers it
+            raise
 
     def _look(self) -> bool:
         """Whether the run was ended."""
@@ -132,8 +144,8 @@ class Watchdog:
             self._seen, self._since = pulse, now
             self._hide()
         self._arm()
-        if self._notes >= 0:
-            self._note()
+        if (notes := self._notes) >= 0:
+            self._note(notes)
         still = now - self._since
         if self.timeout is not None and still >= self.timeout and now >= self._again:
             return self._decide()
@@ -145,10 +157,11 @@ class Watchdog:
             return self._follow()
         return still >= QUIET_S and self._compare()
 
-    def _note(self) -> None:
+    def _note(self, notes: int) -> None:
         """Leave where this rank is, for those that look after it when it has been killed."""
         text = f"{time.time()} {self._here(with_stack=False)}".encode()
-        os.ftruncate(self._notes, os.pwrite(self._notes, text, 0))
+        with contextlib.suppress(OSError):
+            os.ftruncate(notes, os.pwrite(notes, text, 0))
 
     def _here(self, *, with_stack: bool = True) -> Place:
         still = time.monotonic() - self._since
@@ -162,6 +175,12 @@ class Watchdog:
             append = os.O_WRONLY | os.O_CREAT | os.O_APPEND
             self._dump = os.fdopen(os.dup(2) if self.log is None else os.open(self.log, append), "w")
         faulthandler.dump_traceback_later(self.timeout + _MUTE_S, exit=True, file=self._dump)
+
+    def _disarm(self) -> None:
+        if self._dump is not None:
+            faulthandler.cancel_dump_traceback_later()
+            self._dump.close()
+            self._dump = None
 
     # ------------------------------------------------------------------------------------------- with the others
 
@@ -263,6 +282,7 @@ class Watchdog:
             self.store.compare_set("failed", "", json.dumps(record))
             self.store.set("said", "")
         if self.world.rank == found.rank:
+            self._forget()
             os._exit(1)
 
 

@@ -1,5 +1,7 @@
 """C27: a run goes on from a checkpoint that was made with another learning rate than the command line gives."""
 
+from collections.abc import Callable
+from operator import attrgetter
 from pathlib import Path
 
 import pytest
@@ -122,3 +124,18 @@ def test_also_where_nothing_tells_runs_apart():
     assert saved(first) != saved(second)
     assert directory.complete(saved(first))
     assert sorted(path.name for path in Path("trivet_runs").glob("config*")) == ["config-2.yaml", "config.yaml"]
+
+
+class Activated(Net):
+    """Of which an argument is a function."""
+
+    def __init__(self, lr: float = 0.1, act: Callable = torch.tanh):
+        super().__init__(lr)
+        self.save_hyperparameters()
+
+
+@pytest.mark.parametrize("act", ["torch.relu", "torch.nn.functional.silu"])
+def test_functions_come_back_by_the_path_they_were_stored_by(act):
+    first = saved(fit("--max_epochs", "1", "--model.act", act, model="Activated")[0])
+    trainer = fit("--max_epochs", "2", "--ckpt_path", first, "--ckpt_hparams", "true", model="Activated")[0]
+    assert trainer.module.hparams.act is attrgetter(act.removeprefix("torch."))(torch)

@@ -7,7 +7,7 @@ import speaking
 def test_two_ranks(tmp_path):
     (shown, first), (silent, second) = ranks.on_two_ranks(speaking.fit, str(tmp_path))
     assert silent == ""
-    for text in ("printed by 0", "logged by 0", "bar of 0"):
+    for text in ("printed by 0", "\x1b[1;31mred\x1b[0m of 0", "logged by 0", "bar of 0"):
         assert text in shown
     assert "by 1" not in shown
     assert shown.count("UserWarning: of both (on 2 of 2 ranks)\n") == 1
@@ -17,6 +17,7 @@ def test_two_ranks(tmp_path):
     for rank, text in enumerate((mine, other)):
         assert f"rank {rank} of 2, process " in text
         assert text.count(f"printed by {rank}\n") == text.count(f"logged by {rank}\n") == 2
+        assert text.count(f"red of {rank}\n") == 2
         assert "bar of" not in text
     assert mine.count("UserWarning") == 2
     assert other.count("UserWarning: of both\n") == other.count("UserWarning: of one\n") == 1

@@ -4,6 +4,7 @@ import pytest
 import torch
 import trivet
 from torch.utils.data import DataLoader
+from torchmetrics import MeanMetric, MetricCollection
 from trivet.errors import CollectiveError
 from trivet.launch import alone
 
@@ -39,6 +40,7 @@ def fit(what):
         (lambda net: net.log("a", 1.0, sync_dist=True), r"log\('a'\), a value .* rank_zero_only=True"),
         (lambda net: net.log("a", 1.0, on_epoch=True), r"log\('a'\)"),
         (lambda net: net.log_dict({"a": 1.0}, on_epoch=True), r"log\('a'\)"),
+        (lambda net: net.log_dict(MetricCollection([MeanMetric()]), on_epoch=True), r"log\('MeanMetric'\)"),
         (lambda net: net.trainer.save_checkpoint("nowhere"), r"save_checkpoint\('nowhere'\)"),
         (lambda net: net.trainer.save_checkpoint_async("nowhere"), r"save_checkpoint_async\('nowhere'\)"),
         (lambda net: net.trainer.agree(True), r"agree\(\)"),
@@ -64,6 +66,10 @@ def test_what_is_rank_zeros_own_is_not():
 def test_decorated_functions_run_on_rank_zero_alone(monkeypatch):
     double = trivet.rank_zero(lambda number: 2 * number)
     assert double(3) == 6
+    monkeypatch.setenv("TRIVET_ENVIRONMENT", "none")  # told that RANK is nobody's
+    monkeypatch.setenv("RANK", "1")
+    assert double(3) == 6
+    monkeypatch.delenv("TRIVET_ENVIRONMENT")
     monkeypatch.setenv("TRIVET_LAUNCH_DIR", "somewhere")
     monkeypatch.setenv("RANK", "1")
     assert double(3) is None

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..errors import PluginError, RankFailed, Terminated, TrivetError
+from ..imports import uncollected
 
 if TYPE_CHECKING:
     from ..data.datamodule import DataModule
@@ -127,8 +128,9 @@ def run(argv: Sequence[str], *, prog: str, script: Script | None = None) -> tupl
 
             program = ("python", sys.argv[0]) if prog.startswith("python ") else ("trivet",)
             return submit(argv[1:], prog=f"{prog} submit", program=program), None
-        from .job import run_job
-        from .script import Script
+        with uncollected():
+            from .job import run_job
+            from .script import Script
 
         return run_job(command, argv[1:], prog=f"{prog} {command}", script=script or Script())
     except RankFailed as error:

@@ -22,6 +22,7 @@ from types import FrameType
 from typing import Any, NoReturn
 
 from ..errors import STOPS, RankFailed
+from ..imports import uncollected
 from . import failures, profiles, watch
 from .torchrun import from_variables
 from .world import LAUNCH_DIR, World
@@ -94,9 +95,10 @@ def _run(settings: dict[str, Any], directory: Path, world: World) -> None:
     sys.path[:] = settings["path"]
     sys.argv[:] = settings["argv"]
     os.chdir(settings["cwd"])
-    payload = pickle.loads((directory / "payload").read_bytes())
     module, _, name = settings["function"].partition(":")
-    function = getattr(importlib.import_module(module), name)
+    with uncollected():
+        function = getattr(importlib.import_module(module), name)
+    payload = pickle.loads((directory / "payload").read_bytes())
     function(payload, world, Path(settings["out_dir"]))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import torch
@@ -27,8 +28,10 @@ class CUDA(Accelerator):
         pin_memory: copy batches that are not in pinned memory there first, so that their transfer is asynchronous. A
             copy from pageable memory waits until the device has done all earlier work (CUDA Runtime API, "API
             synchronization behavior"), which would be one host synchronisation per batch.
-        copy_stream: transfer batches on a stream of their own, beside what the device still computes: the host runs
-            ahead, since nothing makes it wait, and has the next batch on its way while the update before is worked on.
+        copy_stream: transfer batches on a stream of their own, beside what the device still computes.
+        prefetch: begin to transfer the first batch of the next update before the update before it is started, on that
+            stream; one batch more is in the device's memory. Not where somebody overrides a hook of the transfer, nor
+            for data that each rank reads for itself.
         cudnn_benchmark: let cuDNN try algorithms for each new shape and keep the fastest; `Trainer` has a flag of the
             same meaning, which rules. None leaves it as the process has it.
         nccl_errors: what ends a process when a collective failed or timed out: ``"leave"`` ends it at once, ``"abort"``
@@ -44,6 +47,7 @@ class CUDA(Accelerator):
         *,
         pin_memory: bool = True,
         copy_stream: bool = True,
+        prefetch: bool = True,
         cudnn_benchmark: bool | None = None,
         nccl_errors: str | None = None,
     ) -> None:
@@ -53,6 +57,7 @@ class CUDA(Accelerator):
             )
         self.pin_memory = pin_memory
         self.copy_stream = copy_stream
+        self.prefetch = prefetch
         self.cudnn_benchmark = cudnn_benchmark
         self.nccl_errors = nccl_errors
         self._copies: torch.cuda.Stream | None = None
@@ -105,6 +110,7 @@ class CUDA(Accelerator):
         torch.cuda.reset_peak_memory_stats(device)
         if self.copy_stream:
             self._copies = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+            self.ahead = self._begun if self.prefetch else None
         if self.cudnn_benchmark is not None:
             self._before["benchmark"] = torch.backends.cudnn.benchmark
             torch.backends.cudnn.benchmark = self.cudnn_benchmark
@@ -115,22 +121,27 @@ class CUDA(Accelerator):
     def teardown(self) -> None:
         """Give cached memory back to the driver, and put back what `setup` changed; a process that never used the
         device is left alone."""
-        self._copies = None
+        self._copies = self.ahead = None
         if "benchmark" in self._before:
             torch.backends.cudnn.benchmark = self._before.pop("benchmark")
         if HANDLING in self._before:
             before = self._before.pop(HANDLING)
-            os.environ.pop(HANDLING)
+            os.environ.pop(HANDLING, None)
             os.environ.update({} if before is None else {HANDLING: before})
         if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             torch.cuda.empty_cache()
 
     def to_device(self, batch: Any, device: torch.device) -> Any:
         """Move every tensor, without waiting for it: on the copies' own stream, for which what computes next waits."""
-        copies = self._copies
-        if copies is None:
-            return apply_to_collection(batch, Tensor, lambda tensor: self._pinned(tensor).to(device, non_blocking=True))
-        computes = torch.cuda.current_stream(device)
+        if self._copies is not None:
+            return self._begun(batch, device)()
+        return apply_to_collection(batch, Tensor, lambda tensor: self._pinned(tensor).to(device, non_blocking=True))
+
+    def _begun(self, batch: Any, device: torch.device) -> Callable[[], Any]:
+        """Begin to move every tensor, on the copies' own stream. Called, the answer gives them to the current stream,
+        which waits for them, and not for what is copied after them."""
+        copies, sent = self._copies, list[Tensor]()
+        assert copies is not None
 
         def move(tensor: Tensor) -> Tensor:
             if tensor.layout != torch.strided:  # whose memory cannot be said to be used by another stream
@@ -138,12 +149,20 @@ class CUDA(Accelerator):
             with torch.cuda.stream(copies):
                 moved = self._pinned(tensor).to(device, non_blocking=True)
             if moved is not tensor:
-                moved.record_stream(computes)  # or its memory could be given to the next copy while it is read
+                sent.append(moved)
             return moved
 
         moved = apply_to_collection(batch, Tensor, move)
-        computes.wait_stream(copies)
-        return moved
+        arrived = copies.record_event()
+
+        def given() -> Any:
+            computes = torch.cuda.current_stream(device)
+            computes.wait_event(arrived)
+            for tensor in sent:
+                tensor.record_stream(computes)  # or its memory could be given to the next copy while it is read
+            return moved
+
+        return given
 
     def _pinned(self, tensor: Tensor) -> Tensor:
         if not self.pin_memory or tensor.device.type != "cpu" or tensor.layout != torch.strided:

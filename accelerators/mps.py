@@ -24,6 +24,7 @@ class MPS(Accelerator):
     device_type: ClassVar[str] = "mps"
     collective_backend: ClassVar[str | None] = None
     reasons: Mapping[str, str] = REASONS
+    _used = False
 
     @property
     def offers(self) -> frozenset[str]:
@@ -47,10 +48,14 @@ class MPS(Accelerator):
             raise ConfigurationError(f"local rank {local_rank} has no MPS device: a machine has one, for one process.")
         return torch.device("mps", 0)
 
+    def setup(self, device: torch.device) -> None:
+        self._used = True
+
     def teardown(self) -> None:
-        """Give cached memory back."""
-        if self.is_available():
+        """Give cached memory back; a process that never used the device is left alone."""
+        if self._used:
             torch.mps.empty_cache()
+        self._used = False
 
     def seed(self, seed: int) -> None:
         torch.mps.manual_seed(seed)

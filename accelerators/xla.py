@@ -62,7 +62,8 @@ class XLA(Accelerator):
             raise ConfigurationError(f"xla: warm_up={warm_up!r} must be at least 1 update.")
         self.warm_up = warm_up
         self.graphs = Graphs(warm_up)
-        self._matmul = ""
+        self._matmul = ""  # torch's name of what `seed` set last
+        self._products = ""  # torch_xla's name of what the process had before
 
     # ------------------------------------------------------------------------------------------- before anything runs
 
@@ -117,6 +118,12 @@ class XLA(Accelerator):
         torch_xla.device()
         self.graphs = Graphs(self.warm_up)
 
+    def teardown(self) -> None:
+        """Put float32 products back as they were. XLA's runtime and its autocast table stay as long as the process."""
+        if self._products:
+            _set_products(self._products)
+        self._matmul = self._products = ""
+
     def to_device(self, batch: Any, device: torch.device) -> Any:
         """Move every tensor, without waiting, and note the shapes: each new one is a new graph."""
         moved = super().to_device(batch, device)
@@ -129,8 +136,8 @@ class XLA(Accelerator):
 
         xm.set_rng_state(seed, "xla:0")
         if (matmul := torch.get_float32_matmul_precision()) != self._matmul:
-            self._matmul = matmul
-            _set_products(MATMUL[matmul])
+            self._matmul, before = matmul, _set_products(MATMUL[matmul])
+            self._products = self._products or before
         self.graphs.begin()
 
     def step_boundary(self) -> None:
@@ -199,12 +206,16 @@ def _join() -> None:
     next(iter(rendezvous("xla://")))
 
 
-def _set_products(precision: str) -> None:
+def _set_products(precision: str) -> str:
+    """How float32 is multiplied, in torch_xla's names; returns how it was before."""
     from torch_xla import backends
 
-    if backends.get_mat_mul_precision() != precision:
-        backends.logger.disabled = True  # it advises against setting this at all
+    before: str = backends.get_mat_mul_precision()
+    if before != precision:
+        quiet, backends.logger.disabled = backends.logger.disabled, True  # it advises against setting this at all
         backends.set_mat_mul_precision(precision)
+        backends.logger.disabled = quiet
+    return before
 
 
 class Graphs:

@@ -27,6 +27,9 @@ if TYPE_CHECKING:
     from .launch.world import World
 
 
+LAZY = "lazy_devices"  # what an accelerator needs of strategies, whose device computes whole updates at their end
+
+
 class StepModule(nn.Module):
     """A module whose forward is one of the user's steps, inside the precision's context, on a cast batch.
 
@@ -105,6 +108,11 @@ class Engine:
     names: dict[Tensor, str] = field(default_factory=dict)
     moves: bool = False
 
+    @property
+    def lazy(self) -> bool:
+        """Whether the device computes nothing before an update ends."""
+        return LAZY in self.accelerator.needs.strategy
+
     def move(self, batch: Any) -> Any:
         """A batch on the run's device."""
         return self.accelerator.to_device(batch, self.device) if self.moves else batch
@@ -150,10 +158,10 @@ def build(
     step = StepModule(module, precision, entered)
     manual = not getattr(module, "automatic_optimization", True)
     if compiled is not None:
-        if device.type == "xla" and "backend" not in compiled:
+        if LAZY in accelerator.needs.strategy and "backend" not in compiled:
             raise ConfigurationError(
-                "compile=True is for torch's Inductor, which does not know XLA, and XLA compiles every update as a "
-                "whole already. Leave compile out."
+                f"compile=True is for torch's Inductor, which does not know the device type {device.type!r}; such a "
+                "device compiles every update as a whole already. Leave compile out."
             )
         if manual:
             raise ConfigurationError(

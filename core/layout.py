@@ -37,8 +37,8 @@ def whole(tensor: Tensor) -> Tensor:
 
 
 def addressable(tensor: Tensor) -> Tensor:
-    """The tensor, or a copy on the CPU of one whose memory has no address that could be read from (XLA's)."""
-    return tensor.cpu() if tensor.device.type == "xla" else tensor
+    """The tensor, or a copy on the CPU of one whose memory has no address that could be read from: a lazy device's."""
+    return tensor.cpu() if type(tensor) is Tensor and not tensor.data_ptr() else tensor
 
 
 def distribute(tensor: Tensor, like: Sharded) -> Tensor:

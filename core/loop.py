@@ -93,7 +93,7 @@ def train_epoch(run: Run) -> None:
     update, boundary, trainer = updates(run), boundaries(run), run.trainer
     several, timed = run.world.world_size > 1, limits.max_seconds is not None
     max_steps = math.inf if limits.max_steps is None else limits.max_steps
-    for window in data.epoch(progress.epoch):
+    for window in data.epoch(progress.epoch, run.ahead):
         update(window)
         if run.cut:
             data.end_epoch()

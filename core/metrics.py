@@ -16,7 +16,7 @@ from .errors import ConfigurationError
 from .launch import alone
 from .metric_objects import Collection, MetricObject, MetricObjects, ObjectSlot
 from .packed import Packed, combine
-from .slot import FOLD_EVERY, SUFFIX, Slot, absent, read, reduction, stack
+from .slot import FOLD_EVERY, SUFFIX, Slot, absent, read, reduction, stack, wide
 
 if TYPE_CHECKING:
     from .launch.group import Group
@@ -287,7 +287,7 @@ class Metrics:
         return found
 
     def _nothing(self) -> Tensor:
-        return torch.zeros(0, dtype=torch.float64, device=self.group.device)
+        return torch.zeros(0, dtype=wide(self.group.device), device=self.group.device)
 
     def _take_part(self, entry: str) -> None:
         """A rank without a batch has not logged a metric object that the others compute together."""

@@ -230,13 +230,13 @@ class Accelerator(Plugin):
     """Which device and which collective backend. Knows nothing of layouts, dtypes or modules.
 
     ``device_type``, ``collective_backend``, `is_available`, `device_count` and ``offers`` run in the launching process
-    and must not create a device context. The rest runs in the process that trains.
-    """
+    and must not create a device context. The rest runs in the process that trains."""
 
     device_type: ClassVar[str]
     collective_backend: ClassVar[str | None]
     moves_batches: ClassVar[bool] = True
     wanted: frozenset[str] = frozenset()  # the capability names that a run's other plugins need; set before `setup`
+    ahead: Callable[[Any, torch.device], Callable[[], Any]] | None = None  # begins to move a batch; then gives it
 
     @abstractmethod
     def is_available(self) -> bool:
@@ -262,15 +262,15 @@ class Accelerator(Plugin):
 
     def to_device(self, batch: Any, device: torch.device) -> Any:
         """Move every tensor in a batch to the device. Not called where batches are there already (the CPU)."""
-        from lightning_utilities.core.apply_func import apply_to_collection
+        from .data.transfer import to_device
 
-        return apply_to_collection(batch, Tensor, lambda tensor: tensor.to(device, non_blocking=True))
+        return to_device(batch, device)
 
     def seed(self, seed: int) -> None:
         """Seed the device's random generator, before each update; the CPU's generators are the core's."""
 
     def synchronize(self) -> None:
-        """Wait until the device has done what was asked of it. The core calls it only around measurements."""
+        """Wait for what was asked of the device. Called around measurements, and before ranks agree to stop."""
 
     def step_boundary(self) -> None:
         """Called, where it is overridden, after each update and each evaluated batch; a lazy device cuts its graph."""

@@ -344,7 +344,7 @@ def attach(profiler: Profiler, run: Run) -> None:
             setattr(run, name, timed(profiler, name, function))
     if run.train_data is not None:
         windows = run.train_data.epoch
-        setattr(run.train_data, "epoch", lambda epoch: fetched(profiler, windows(epoch)))  # noqa: B010  a method
+        setattr(run.train_data, "epoch", lambda *given: fetched(profiler, windows(*given)))  # noqa: B010  a method
 
 
 def as_hook(function: Callable[..., None], *args: Any) -> Callable[..., None]:

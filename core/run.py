@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from .data.evaluation import EvalData
     from .data.train import TrainData
     from .data.transfer import Transfer
+    from .data.window import Ahead
     from .engine import Engine
     from .launch.group import Group
     from .launch.signals import Stop
@@ -57,6 +58,7 @@ class Run:
     # loaders by what is done with them: "validation", "test", "predict"
     data: dict[str, list[EvalData]] = field(default_factory=lambda: {"validation": [], "test": [], "predict": []})
     transfer: Transfer | None = None  # what is done to each batch, where anything is
+    ahead: Ahead | None = None  # what is done with each window one turn early, where anything is
     same_on_all_ranks: Callable[[str, Any], None] = lambda what, names: None
     backward: Any = None
     keeps_predictions: bool = False
@@ -130,7 +132,7 @@ class Run:
 
     def gradient_mode(self) -> AbstractContextManager[None]:
         """Of an evaluation outside of a fit."""
-        whole = self.trainer.inference_mode and self.engine.device.type != "xla"  # torch_xla fails on such tensors
+        whole = self.trainer.inference_mode and not self.engine.lazy  # where such tensors fail
         return torch.inference_mode() if whole else torch.no_grad()
 
     def close_data(self) -> None:

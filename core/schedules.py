@@ -8,6 +8,7 @@ import torch
 
 from .errors import ConfigurationError
 from .run import Run
+from .slot import wide
 
 if TYPE_CHECKING:
     from .configured import Schedule
@@ -42,6 +43,6 @@ def monitored(run: Run, schedule: Schedule) -> float | None:
     if run.world.world_size == 1:
         return value
     # a step's value is this rank's own: schedules that act on different numbers would let the ranks' weights differ
-    mean = torch.tensor(value, dtype=torch.float64, device=run.group.device)
+    mean = torch.tensor(value, dtype=wide(run.group.device), device=run.group.device)
     torch.distributed.all_reduce(mean)  # all ranks: they have the same schedules
     return float(mean.item()) / run.world.world_size

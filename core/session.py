@@ -21,7 +21,7 @@ from .capabilities import Resolved, recheck
 from .checkpoint import directory, files
 from .data.datamodule import DataModule
 from .data.sharding import derive_accumulation
-from .data.transfer import transfer
+from .data.transfer import ahead, transfer
 from .engine import build, compiling, with_hooks
 from .errors import STOPS, ConfigurationError, LaunchError, RankFailed, Terminated, TrivetError
 from .hooks import Hooks, call, check_names, overrides
@@ -84,6 +84,7 @@ def run(
             profiles.apply(plan.comm_profile, os.environ, world.local_world_size)
             backend = plan.backend if world.world_size > 1 else None
             group = Group.open(world, backend, device, collective_timeout(trainer.timeout))
+            group.synchronize = accelerator.synchronize
             group.watch_over(trainer.pulse, trainer.whereabouts, trainer.timeout)
             beginning = Beginning(job.ckpt_path) if job.settled else resume.follow(trainer, job, group, leaving)
             job = job if job.settled else begun(trainer, job, beginning)
@@ -235,11 +236,12 @@ def join(
             print(f"{name}: {told}", file=sys.stderr, flush=True)
     if clips_itself:
         engine.clip = trainer.clip
+    moves = transfer(engine, partial(loaders.own_hook, job))
     running = Run(
         trainer=trainer, module=module, engine=engine, plan=plan, hooks=hooks, world=world, group=group, stop=stop,
         progress=trainer.progress, train_data=trainer.train_data, limits=trainer.limits, seed=seed,
         accumulate=accumulate, on_skip=trainer.on_skip,
-        data=data, transfer=transfer(engine, partial(loaders.own_hook, job)),
+        data=data, transfer=moves, ahead=ahead(engine, moves),
         same_on_all_ranks=same_on_all_ranks(group),
         backward=backward, keeps_predictions=job.stage == "predict" and keeps_predictions(trainer, job),
     )  # fmt: skip

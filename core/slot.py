@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -123,13 +124,23 @@ def weighted(values: Tensor, weights: list[float]) -> Tensor:
     return values * factors.to(values.device)
 
 
+@functools.cache
+def wide(device: torch.device | None) -> torch.dtype:
+    """float64, or float32 on a device that has none: Apple's, many of Intel's. Nothing but trying tells."""
+    try:
+        torch.ones((), dtype=torch.float64, device=device).add(1)
+    except (TypeError, RuntimeError):
+        return torch.float32
+    return torch.float64
+
+
 def stack(values: list[Any]) -> Tensor:
     """Numbers and 0-dim tensors as one float64 tensor (float32 where the device has no float64)."""
     first = values[0]
     if not isinstance(first, Tensor) and not any(isinstance(v, Tensor) for v in values):
         return torch.tensor(values, dtype=torch.float64)
     device = next(v.device for v in values if isinstance(v, Tensor))
-    dtype = torch.float32 if device.type == "mps" else torch.float64
+    dtype = wide(device)
     kind = getattr(first, "dtype", None)
     if all(isinstance(v, Tensor) and v.dtype is kind and v.device == device for v in values):
         return torch.stack(values).to(dtype)  # two kernels, however many values

@@ -15,6 +15,7 @@ from .hooks import call
 from .plugins import MicroBatch, StepResult
 from .run import Run
 from .schedules import step_schedules
+from .slot import wide
 from .untouched import untouched
 
 if TYPE_CHECKING:
@@ -164,7 +165,7 @@ def weigh_skipped(run: Run, window: Window) -> bool:
                 'its gradients. Say Trainer(on_skip="update") to skip the update on all ranks, or on_skip="samples" '
                 "to go on with the other ranks' samples."
             )
-        total = torch.tensor(missing, dtype=torch.float64, device=run.group.device)
+        total = torch.tensor(missing, dtype=wide(run.group.device), device=run.group.device)
         torch.distributed.all_reduce(total)  # all ranks, because skipping was declared
         missing = float(total.item())
     if missing and (run.on_skip == "update" or missing >= window.weight):

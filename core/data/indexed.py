@@ -16,7 +16,7 @@ from .loader_copy import copy_loader
 from .order import Order
 from .positions import Indices, Placed, draws_nothing, seeded_dataset
 from .sharding import describe, index_source, known_length, limited, refuse_distributed_samplers
-from .window import Weigh, Window, behind, beyond, weigh_
+from .window import Ahead, Weigh, Window, behind, beyond, one_ahead, weigh_
 
 
 class _Deal:
@@ -194,15 +194,26 @@ class Indexed:
             return self._total
         return limited(self._limit, known_length(self._source), self._world_size, self._text)
 
-    def epoch(self, epoch: int) -> Iterator[Window]:
-        """The windows of one epoch, from the position that was loaded where there is one."""
+    def epoch(self, epoch: int, ahead: Ahead | None = None) -> Iterator[Window]:
+        """The windows of one epoch, from the position that was loaded where there is one. See `TrainData.epoch`."""
         if behind(self._resumed, epoch):
             return
         if self._resumed is not None and self._resumed["finished"] and self._resumed["epoch"] == epoch - 1:
             for _ in self.epoch(epoch - 1):  # gives no window, but takes the user's generators through that epoch
                 pass
         self._begin(epoch)
-        plans, weigh, world_size, given = self._deal.plans, self._weigh, self._world_size, self._position > 0
+        given, windows = self._position > 0, self._read()
+        for window, end in windows if ahead is None else one_ahead(windows, ahead):
+            given = True
+            self._position, self._finished = end, window.last
+            yield window
+        if not given and self._limit != 0:
+            raise DataError(f"the loader gives no batch in epoch {epoch}: {self._text}.")
+        self.end_epoch()
+
+    def _read(self) -> Iterator[tuple[Window, int]]:
+        """The windows of the epoch that was begun, and where the data stands after each."""
+        plans, weigh, world_size = self._deal.plans, self._weigh, self._world_size
         iterator = iter(self._loader)
         self._workers_live = self._persistent
         for batch in iterator:
@@ -219,14 +230,9 @@ class Indexed:
                         raise DataError(self._broken("fewer")) from None
             if weigh is not None:
                 weigh_(window, weigh, world_size)  # a collective: every rank has this window
-            given = True
-            self._position, self._finished = end, window.last
-            yield window
+            yield window, end
         if plans:
             raise DataError(self._broken("fewer"))
-        if not given and self._limit != 0:
-            raise DataError(f"the loader gives no batch in epoch {epoch}: {self._text}.")
-        self.end_epoch()
 
     def _begin(self, epoch: int) -> None:
         deal_, resumed, self._resumed = self._deal, self._resumed, None

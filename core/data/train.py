@@ -10,7 +10,7 @@ from .combined import Combined, is_dealt, own_part
 from .indexed import Indexed
 from .sharding import is_indexed
 from .stream import Stream
-from .window import Weigh, Window
+from .window import Ahead, Weigh, Window
 
 UNEVEN = ("error", "drop", "join")
 
@@ -91,12 +91,13 @@ class TrainData:
         """Take so many micro-batches of each rank together, from the next epoch on."""
         self._source.set_accumulation(accumulate)
 
-    def epoch(self, epoch: int) -> Iterator[Window]:
+    def epoch(self, epoch: int, ahead: Ahead | None = None) -> Iterator[Window]:
         """The windows of an epoch, from where the loaded state stands. All ranks iterate, in the same turns.
 
-        A window counts as consumed when it is handed out.
+        A window counts as consumed when it is handed out. Where data is read by index, ``ahead`` is called with each
+        but the first one turn early.
         """
-        return self._source.epoch(epoch)
+        return self._source.epoch(epoch, ahead) if isinstance(self._source, Indexed) else self._source.epoch(epoch)
 
     def end_epoch(self) -> None:
         """Leave the rest of the running epoch out: the position is the beginning of the next one."""

@@ -10,6 +10,7 @@ from torch import Tensor
 
 if TYPE_CHECKING:
     from ..engine import Engine
+    from .window import Ahead, Window
 
 Transfer = Callable[[Any, int], Any]  # (batch, number of its loader) -> batch
 
@@ -21,6 +22,39 @@ def to_device(batch: Any, device: torch.device) -> Any:
     return apply_to_collection(batch, Tensor, lambda tensor: tensor.to(device, non_blocking=True))
 
 
+class Coming:
+    """A batch that is on its way to the device while the update before it is worked on."""
+
+    __slots__ = ("given",)
+
+    def __init__(self, given: Callable[[], Any]) -> None:
+        self.given = given  # called in the batch's turn, it gives the batch
+
+
+def ahead(engine: Engine, transfer: Transfer | None) -> Ahead | None:
+    """What begins to move the first batch of the window after the one that is worked on. None where batches are moved
+    in their turn: on most devices, and where a user's hook has a part in it."""
+    begin, device = engine.accelerator.ahead, engine.device
+    if begin is None or not isinstance(transfer, Plain):
+        return None
+
+    def send(window: Window) -> None:
+        first = window.batches[0]
+        first.batch = Coming(begin(first.batch, device))
+
+    return send
+
+
+class Plain:
+    """The device's own way alone."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.move = engine.move
+
+    def __call__(self, batch: Any, loader: int) -> Any:
+        return batch.given() if type(batch) is Coming else self.move(batch)
+
+
 def transfer(engine: Engine, own: Callable[[str], Callable[..., Any] | None]) -> Transfer | None:
     """What is done to each batch; None where it stays where it is and nobody overrides a hook.
 
@@ -29,7 +63,7 @@ def transfer(engine: Engine, own: Callable[[str], Callable[..., Any] | None]) ->
     before, after = own("on_before_batch_transfer"), own("on_after_batch_transfer")
     move = own("transfer_batch_to_device")
     if before is after is move is None:
-        return (lambda batch, loader: engine.move(batch)) if engine.moves else None
+        return Plain(engine) if engine.moves else None
 
     def run(batch: Any, loader: int) -> Any:
         if before is not None:

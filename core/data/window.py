@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +11,7 @@ import torch.distributed as dist
 
 from ..errors import DataError
 from ..plugins import MicroBatch
+from ..slot import wide
 from .dealing import weight
 
 Weigh = Callable[[Any], float | None]
@@ -29,6 +30,9 @@ class Window:
     samples: float
     weight: float
     last: bool = False
+
+
+Ahead = Callable[[Window], None]
 
 
 def behind(position: Mapping[str, Any] | None, epoch: int) -> bool:
@@ -70,12 +74,29 @@ def reweigh_(window: Window, total: float, world_size: int) -> None:
         micro.weight = weight(micro.samples, total, world_size)
 
 
+def one_ahead(windows: Iterator[tuple[Window, int]], ahead: Ahead) -> Iterator[tuple[Window, int]]:
+    """The same windows, ``ahead`` called with the next before each is handed out. What reading it raises is raised in
+    its turn."""
+    current = next(windows, None)
+    while current is not None:
+        following, failure = None, None
+        try:
+            following = next(windows, None)
+            if following is not None:
+                ahead(following[0])
+        except Exception as error:
+            failure = error
+        yield current
+        if failure is not None:
+            raise failure
+        current = following
+
+
 def sum_over_ranks(values: list[float]) -> list[float]:
     """Elementwise sum over all ranks. A collective that every rank takes part in; waits for the result."""
-    backend = dist.get_backend()
-    on_cpu = any(name in backend for name in ("gloo", "mpi", "cpu"))
-    device = None if on_cpu else torch.accelerator.current_accelerator() or torch.device(backend)  # XLA's is "xla"
-    tensor = torch.tensor(values, dtype=torch.float64, device=device)
+    devices = [pair.partition(":")[0] for pair in dist.get_backend_config().split(",")]  # "cpu:gloo,cuda:nccl"
+    device = torch.device("cpu" if "cpu" in devices else devices[0])
+    tensor = torch.tensor(values, dtype=wide(device), device=device)
     dist.all_reduce(tensor)
     result: list[float] = tensor.tolist()
     return result

@@ -54,6 +54,7 @@ class Group:
         self._told = False  # whether this rank has said that it failed
         self._terminate: Any = None  # the handler of SIGTERM before this rank failed
         self._across: Across | None = None
+        self.synchronize: Callable[[], None] = lambda: None  # waits until this rank's device has done all it was asked
         if side is not None and watch.current() is None:  # in workers of Trivet's launchers there is one already
             self._peers = Peers(side, world.rank, world.world_size)
             if world.num_nodes > 1:
@@ -137,15 +138,6 @@ class Group:
     def barrier(self) -> None:
         """Wait for all ranks, through the store. All ranks call it."""
         self.exchange("barrier", "")
-
-    def synchronize(self) -> None:
-        """Wait until this rank's device has done what was asked of it."""
-        if self.device is None or self.device.type == "cpu":
-            return
-        if self.device.type == "xla":  # which torch.accelerator does not know; it computes in the order of asking
-            torch.zeros((), device=self.device).item()
-        else:
-            torch.accelerator.synchronize(self.device)
 
     def fail(self, exception: BaseException) -> None:
         """Tell the others that this rank failed, once; called by the rank itself, before its hooks for exceptions."""

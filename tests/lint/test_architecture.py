@@ -196,6 +196,15 @@ def test_nobody_tests_the_type_of_a_concrete_plugin() -> None:
         for node, names in type_tests(path)
         if names & concrete
     ]
+    # Nor by the device type, where torch itself does not tell devices apart (it has CUDA's own streams, pinned memory).
+    found += [
+        f"{at(path, node)} compares with {constant.value!r}"
+        for path in sources("core")
+        for node in ast.walk(tree(path))
+        if isinstance(node, ast.Compare)
+        for constant in ast.walk(node)
+        if isinstance(constant, ast.Constant) and constant.value in ("xla", "mps", "xpu")
+    ]
     assert not found, "only capabilities.negotiate may judge a combination, and it judges by capability names"
 
 

@@ -151,10 +151,15 @@ class Stream:
     """A stream that writes down who waits for whom."""
 
     def __init__(self, seen: list[tuple[Any, ...]], name: str) -> None:
-        self.seen, self.name = seen, name
+        self.seen, self.name, self.events = seen, name, 0
 
-    def wait_stream(self, other: Stream) -> None:
-        self.seen.append((self.name, "waits for", other.name))
+    def record_event(self) -> str:
+        self.events += 1
+        self.seen.append((self.name, "event", self.events))
+        return f"{self.name} {self.events}"
+
+    def wait_event(self, event: str) -> None:
+        self.seen.append((self.name, "waits for", event))
 
     def __enter__(self) -> None:
         self.seen.append(("enter", self.name))
@@ -211,10 +216,23 @@ def test_transfer_has_a_stream_of_its_own_for_which_computing_waits(transfers: l
     cuda = CUDA()
     cuda.setup(DEVICE)
     cuda.to_device(BATCH, DEVICE)
-    moved = [("enter", "copy"), ("pin",), ("to", DEVICE, True), ("leave", "copy"), ("read on", "compute")]
+    moved = [("enter", "copy"), ("pin",), ("to", DEVICE, True), ("leave", "copy")]
     # a sparse tensor's memory cannot be said to be read by another stream, so it is moved on the one that reads it
-    assert transfers == [*moved, *moved, ("to", DEVICE, True), ("compute", "waits for", "copy")]
+    begun = [*moved, *moved, ("to", DEVICE, True), ("copy", "event", 1)]
+    read = [("read on", "compute")] * 2
+    assert transfers == [*begun, ("compute", "waits for", "copy 1"), *read]
+    transfers.clear()
+    assert cuda.ahead is not None
+    given = cuda.ahead(BATCH, DEVICE)
+    cuda.ahead(BATCH["x"], DEVICE)
+    moved.remove(("pin",))  # they are by now
+    begun = [*moved, *moved, ("to", DEVICE, True), ("copy", "event", 2)]
+    assert transfers == [*begun, *moved, ("copy", "event", 3)], "nobody waits yet"
+    transfers.clear()
+    assert given()["y"][1] == "text"
+    assert transfers == [("compute", "waits for", "copy 2"), *read], "for this batch alone"
     cuda.teardown()
+    assert (cuda.ahead, CUDA(prefetch=False).ahead) == (None, None)
     transfers.clear()
     cuda.to_device(BATCH["x"], DEVICE)
     assert transfers == [("to", DEVICE, True)]
@@ -264,5 +282,5 @@ def test_both_come_through_their_entry_points() -> None:
     assert type(registry.make("accelerator", "cpu").plugin) is CPU
     selected = registry.make("accelerator", {"name": "gpu", "pin_memory": False})
     assert type(selected.plugin) is CUDA
-    others = {"copy_stream": True, "cudnn_benchmark": None, "nccl_errors": None}
+    others = {"copy_stream": True, "prefetch": True, "cudnn_benchmark": None, "nccl_errors": None}
     assert (selected.name, selected.options) == ("cuda", {"pin_memory": False} | others)

@@ -12,6 +12,7 @@ from trivet.accelerators.mps import MPS
 from trivet.accelerators.xpu import XPU
 from trivet.capabilities import resolve
 from trivet.errors import ConfigurationError, PlanError
+from trivet.slot import wide
 
 
 def record(monkeypatch: pytest.MonkeyPatch, owner: Any, **results: Any) -> list[tuple[Any, ...]]:
@@ -80,6 +81,17 @@ def test_reasons_of_being_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (MPS().device_count(), MPS().is_available()) == (0, False)
 
 
+def test_sums_are_as_wide_as_the_device_allows(monkeypatch: pytest.MonkeyPatch) -> None:
+    def ones(*shape: Any, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        if device.type in ("mps", "xpu"):
+            raise (TypeError if device.type == "mps" else RuntimeError)("no float64")
+        return torch.zeros(*shape, dtype=dtype)
+
+    monkeypatch.setattr(torch, "ones", ones)
+    found = [wide.__wrapped__(torch.device(name)) for name in ("cpu", "mps", "xpu")]
+    assert found == [torch.float64, torch.float32, torch.float32]
+
+
 def test_devices(there: None) -> None:
     assert (MPS().device(0), XPU().device(1)) == (torch.device("mps", 0), torch.device("xpu", 1))
     with pytest.raises(ConfigurationError, match="local rank 1 has no MPS device"):
@@ -92,11 +104,15 @@ def test_mps_calls(there: None, monkeypatch: pytest.MonkeyPatch) -> None:
     found = {"current_allocated_memory": 1, "driver_allocated_memory": 2}
     seen = record(monkeypatch, torch.mps, manual_seed=None, synchronize=None, empty_cache=None, **found)
     mps = MPS()
+    mps.teardown()
+    assert seen == [], "never used"
+    mps.setup(torch.device("mps", 0))
     mps.seed(3)
     mps.synchronize()
     assert mps.memory() == {"allocated": 1, "reserved": 2}
     mps.teardown()
-    assert [seen[0], seen[1], seen[-1]] == [("manual_seed", 3), ("synchronize",), ("empty_cache",)]
+    mps.teardown()
+    assert [seen[0], seen[1], *seen[4:]] == [("manual_seed", 3), ("synchronize",), ("empty_cache",)]
 
 
 def test_xpu_calls(there: None, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,6 +30,8 @@ REASONS = {
     "process can drive several devices: --strategy xla-fsdp.",
     "lazy_devices": "On XLA nothing is computed before the update ends, and there are no streams, storage or DTensors "
     "of the kind that other strategies are built on.",
+    "float8": "torchao's float8 layers were not tried on XLA.",
+    "native_kernels": "Libraries' compiled operators are not for XLA.",
     "dtype:float64": "TPUs have no float64.",
     "dtype:float16": "The 16-bit dtype of TPUs is bfloat16.",
     "autocast:float16": "torch's autocast for XLA has bfloat16 alone, which needs no loss scale.",

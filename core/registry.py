@@ -38,6 +38,7 @@ GROUPS = {
 ALIASES: dict[str, dict[str, str]] = {
     "accelerator": {"gpu": "cuda", "tpu": "xla"},
     "precision": {
+        "fp8": "fp8-mixed",
         "bf16": "bf16-mixed",
         "fp16": "fp16-mixed",
         "16": "fp16-mixed",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -17,6 +17,14 @@ from trivet.precision.mixed import BF16Mixed
 RECIPES = ("tensorwise", "rowwise", "rowwise_with_gw_hp")
 HARDWARE = 16  # sizes that float8 products of CUDA devices need to be multiples of
 CAPABILITY = (8, 9)  # the first compute capability that multiplies float8
+
+
+REASONS = {
+    "collectives:float8": "With all_gather weights are sent in float8, as NCCL does and gloo does not: leave it out.",
+    "fsdp_extensions": "all_gather is for strategies that send of a parameter what its tensor says, fsdp and zero3: "
+    "leave it out.",
+    "replaced_layers": "Its layers are torchao's, in place of the user's.",
+}
 
 
 class FP8Mixed(BF16Mixed):
@@ -35,6 +43,7 @@ class FP8Mixed(BF16Mixed):
     """
 
     extra: ClassVar[str] = "fp8"
+    reasons: Mapping[str, str] = REASONS
 
     def __init__(
         self,

@@ -19,6 +19,7 @@ from trivet.precision.mixed import BF16Mixed
 
 # Those without state of their own: delayed scaling keeps a history, and reduces it over the ranks by itself.
 RECIPES = {"current": "Float8CurrentScaling", "block": "Float8BlockScaling", "mxfp8": "MXFP8BlockScaling"}
+AVAILABLE = {"current": "is_fp8_available", "block": "is_fp8_block_scaling_available", "mxfp8": "is_mxfp8_available"}
 ALIGNED = {"current": 16, "block": 16, "mxfp8": 32}  # sizes that its products need to be multiples of
 DEVICE = "a CUDA device of compute capability 8.9 or higher"
 
@@ -59,16 +60,15 @@ class TransformerEngine(BF16Mixed):
     def forward_context(self, device_type: str) -> AbstractContextManager[Any]:
         te = importlib.import_module("transformer_engine.pytorch")
         recipes = importlib.import_module("transformer_engine.common.recipe")
-        good, reason = te.is_fp8_available(return_reason=True)
+        good, reason = getattr(te, AVAILABLE[self.recipe])(return_reason=True)
         if not good:
             raise ConfigurationError(
-                f"precision 'transformer-engine' needs {DEVICE}; {torch.cuda.get_device_name()}: {reason}"
+                f"precision 'transformer-engine' with recipe={self.recipe!r} needs {DEVICE}; "
+                f"{torch.cuda.get_device_name()}: {reason}"
             )
         recipe = getattr(recipes, RECIPES[self.recipe])()
         outer = partial(super().forward_context, device_type)
-        if hasattr(te, "autocast"):
-            return Within(lambda: (outer(), te.autocast(enabled=True, recipe=recipe)))
-        return Within(lambda: (outer(), te.fp8_autocast(enabled=True, fp8_recipe=recipe)))  # its name in older releases
+        return Within(lambda: (outer(), te.autocast(enabled=True, recipe=recipe)))
 
     def convert(self, module: nn.Module) -> nn.Module:
         module = super().convert(module)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -37,6 +37,10 @@ class DeepSpeed(Strategy):
     """
 
     own_wire = True  # its engine's communication_data_type
+    reasons: Mapping[str, str] = {
+        "replaced_layers": "DeepSpeed's engine casts, flattens and cuts the parameters of layers, and others than the "
+        "user's were not tried in it. --strategy ddp, zero2 or fsdp take them.",
+    }
 
     def __init__(
         self,

@@ -129,13 +129,16 @@ def test_a_device_too_old_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) ->
     assert "in float8 (tensorwise): wide" in precision.converted
 
 
-def test_float8_on_the_wire_is_negotiated() -> None:
+def test_float8_on_the_wire_is_negotiated(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: object())  # DeepSpeed may not be installed
     gathering = {"name": "fp8-mixed", "all_gather": True}
     with pytest.raises(PlanError) as caught:
         resolve(strategy="fsdp", accelerator="cpu", precision=gathering, devices=2)
-    assert "the first wants 'collectives:float8', which the second does not offer" in str(caught.value)
-    with pytest.raises(PlanError, match="'fsdp_extensions'"):
+    assert "the first wants 'collectives:float8', which the second does not offer. With all_gather" in str(caught.value)
+    with pytest.raises(PlanError, match=r"'fsdp_extensions'.*leave it out"):
         resolve(strategy="ddp", accelerator="cpu", precision=gathering, devices=2)
+    with pytest.raises(PlanError, match=r"'replaced_layers'.*DeepSpeed's engine casts.*--strategy ddp, zero2 or fsdp"):
+        resolve(strategy="deepspeed", accelerator="cpu", precision="fp8-mixed", devices=2)
     resolve(strategy="fsdp", accelerator="cpu", precision="fp8-mixed", devices=2)
 
 

@@ -69,8 +69,7 @@ class Stand(nn.Module):
             self.bias = nn.Parameter(torch.empty(outputs, dtype=params_dtype, device=device))
 
 
-@pytest.mark.parametrize("recent", [True, False])
-def test_transformer_engine_is_called_as_its_documentation_says(recent: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_transformer_engine_is_called_as_its_documentation_says(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[Any] = []
 
     @contextmanager
@@ -81,7 +80,7 @@ def test_transformer_engine_is_called_as_its_documentation_says(recent: bool, mo
     te, recipes = ModuleType("transformer_engine.pytorch"), ModuleType("transformer_engine.common.recipe")
     available = [(True, "")]
     vars(te).update(Linear=Stand, is_fp8_available=lambda return_reason: available[0])
-    setattr(te, "autocast" if recent else "fp8_autocast", entered)
+    vars(te).update(autocast=entered, is_mxfp8_available=lambda return_reason: (False, "compute capability 10.0"))
     vars(recipes).update(Float8CurrentScaling=lambda: "current scaling")
     monkeypatch.setitem(sys.modules, "transformer_engine", ModuleType("transformer_engine"))
     monkeypatch.setitem(sys.modules, te.__name__, te)
@@ -95,7 +94,7 @@ def test_transformer_engine_is_called_as_its_documentation_says(recent: bool, mo
         with context, context:
             assert torch.is_autocast_enabled("cpu")
         assert not torch.is_autocast_enabled("cpu")
-    assert calls == [{"enabled": True, ("recipe" if recent else "fp8_recipe"): "current scaling"}] * 4
+    assert calls == [{"enabled": True, "recipe": "current scaling"}] * 4
     net = nn.Sequential(nn.Linear(32, 64), nn.Linear(64, 20), nn.Linear(16, 16), nn.Linear(32, 32, bias=False))
     weight, bias = net[0].weight, net[0].bias
     precision.convert(net)
@@ -104,8 +103,10 @@ def test_transformer_engine_is_called_as_its_documentation_says(recent: bool, mo
     assert precision.converted.startswith("2 of 4 linear layers are Transformer Engine's (current scaling): 0, 3; left")
     assert precision.converted.endswith("left in bfloat16: 1, 2 (smaller than 32)")
     available[0] = (False, "Device compute capability 8.9 or higher required")
-    with pytest.raises(ConfigurationError, match=r"'transformer-engine' needs a CUDA device.*Some device: Device comp"):
+    with pytest.raises(ConfigurationError, match=r"recipe='current' needs a CUDA device.*Some device: Device comp"):
         precision.forward_context("cuda")
+    with pytest.raises(ConfigurationError, match=r"recipe='mxfp8' needs a CUDA device.*Some device: compute capab"):
+        TransformerEngine(recipe="mxfp8").forward_context("cuda")
     with pytest.raises(ConfigurationError, match="recipe='delayed' is unknown; allowed are current, block, mxfp8"):
         TransformerEngine(recipe="delayed")
 

@@ -50,6 +50,7 @@ def test_not_found_names_the_nearest_and_the_available() -> None:
 @pytest.mark.parametrize(
     ("given", "name"),
     [
+        ("fp8", "fp8-mixed"),
         ("bf16", "bf16-mixed"),
         ("fp16", "fp16-mixed"),
         (16, "fp16-mixed"),

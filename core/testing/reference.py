@@ -98,7 +98,7 @@ def loss_of(module: Any, batch: tuple[Tensor, ...]) -> Tensor:
     error = (forward(module, x) - y) ** 2
     if not lengths:
         return SHRINK * error.mean()
-    mask = torch.arange(x.shape[1]) < lengths[0][:, None]
+    mask = torch.arange(x.shape[1], device=x.device) < lengths[0][:, None]
     loss: Tensor = SHRINK * (error.mean(-1) * mask).sum() / mask.sum()
     return loss
 

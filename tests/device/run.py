@@ -1,6 +1,7 @@
 """Everything that wants a CUDA device, in one command that ends within eight minutes and prints one table.
 
-    python tests/device/run.py            on a machine with a device; without one it says so and is done
+    python tests/device/run.py            on a machine with a device, with '.[test]' installed and a PyTorch that has
+                                          CUDA; without a device it says so and is done
     python tests/device/run.py --device cpu --small    the benchmark alone, to see that it runs
 
 The exit code is 1 where a test failed or the host waits more often than it has to.

@@ -98,10 +98,13 @@ def test_inductor_is_refused() -> None:
         trainer(compile=True).fit(Plain(), loader(8))
 
 
-def test_the_module_is_left_whole_and_trains_again() -> None:
-    module = Plain()
-    run = trainer()
+def test_the_module_and_the_process_are_left_whole_and_it_trains_again() -> None:
+    from torch_xla import backends
+
+    module, before = Plain(), (backends.get_mat_mul_precision(), backends.logger.disabled)
+    run = trainer(precision={"name": "fp32", "matmul": "high"})
     run.fit(module, loader(16))
+    assert (backends.get_mat_mul_precision(), backends.logger.disabled) == before
     assert {param.device.type for param in module.parameters()} == {"xla"}
     assert module.net(torch.zeros(1, 3, device="xla")).cpu().shape == (1, 2)
     trainer(accelerator="cpu").fit(module, loader(16))

@@ -24,7 +24,7 @@ CUDA = ROOT / "accelerators" / "cuda.py"
 TESTS = ROOT / "tests" / "unit" / "test_accelerators.py"
 PAGE = ROOT / "docs" / "devices.md"
 START, END = "<!-- untested: begin -->", "<!-- untested: end -->"
-DEVICE = re.compile(r"torch\.cuda\.|\.cudnn\.|record_(?:stream|event)|wait_event|cuda\.stream|pin_memory\(|non_blocking")
+DEVICE = re.compile(r"torch\.cuda\.|\.cudnn\.|record_(?:stream|event)|wait_event|pin_memory\(|non_blocking")
 NAMES = re.compile(r"\bcuda\b|\bCUDA\b|nccl", re.IGNORECASE)
 
 

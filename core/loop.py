@@ -21,6 +21,7 @@ from .metrics import EPOCH, STEP
 from .rows import log_row
 from .run import EPOCH_START, Run
 from .schedules import step_schedules
+from .seeding import mark
 from .update import outputs_of, updates
 
 # ---------------------------------------------------------------------------------------------------------------- fit
@@ -168,7 +169,8 @@ def boundaries(run: Run) -> Callable[[], None]:
             call(update_ends)
         if due:
             evaluate(run, "validation")
-        end_step()
+        if mark() != run.marked:
+            end_step()
         run.boundaries += 1
         if stop.requested and stop.agree(run.boundaries, run.group):
             raise stop.reason(progress.update)

@@ -28,6 +28,7 @@ from .layout import whole
 from .losses import loss_in
 from .scaling import LossScaler
 from .state import OwnState as OwnState
+from .trainable import trainable
 
 INTERFACE = 1
 
@@ -447,11 +448,10 @@ class Strategy(Plugin):
         """Whether parameters were frozen, unfrozen or added since the last call, alike on all ranks.
 
         A `shard` that builds on which parameters require gradients sets ``trainable`` to them. Only where something
-        changed here are the other ranks asked, through the store. Raises, naming the parameters, if they differ.
-        """
+        changed here are the other ranks asked, through the store. Raises, naming the parameters, if they differ."""
         step = self.unwrap(root)
-        before, self.trainable = self.trainable, {p for p in step.parameters() if p.requires_grad}
-        if before is None or before == self.trainable:
+        before, self.trainable = self.trainable, trainable(step, self.trainable)
+        if before is None or before is self.trainable or before == self.trainable:
             return False
         odd = before ^ self.trainable
         names = [name.removeprefix("module.") for name, param in step.named_parameters() if param in odd]

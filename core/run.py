@@ -82,7 +82,7 @@ class Run:
     # The updates that the streams of Python and numpy, and torch's of the CPU, were last seeded for; none drew since
     host_noise: int = 0
     torch_noise: int = 0
-    _mark: bytes = b""
+    marked: bytes = b""  # `mark` as the newest step's streams began
     loaded_in: int = -1  # the epoch that loaders were last asked for
     reload: Callable[[], None] | None = None  # at the begin of an epoch; see ``reload_dataloaders_every_n_epochs``
     validated_at: float = 0.0  # by the clock, where validation goes by it
@@ -177,30 +177,30 @@ class Run:
         """Start a step's random streams: the device's anew, the CPU's as `end_step` left them, whatever data drew."""
         if self.seed_device is not None:
             self.seed_device(derive(self.seed, NOISE, self.progress.update + self.progress.skipped, self.world.rank))
-        if mark() != self._mark:
-            self._seed_moved()
+        if mark() != self.marked:
+            self.seed_moved()
 
     def end_step(self) -> None:
-        """Start the CPU's streams anew that were drawn from. Last between two updates, before data."""
-        if mark() != self._mark:
-            self.host_noise, self.torch_noise = self.next_noise()
-            self._seed_moved()
+        """The CPU's streams were drawn from since the step began: start them anew. Last between two updates, before
+        data, and only where `mark` is not `marked`."""
+        self.host_noise, self.torch_noise = self.next_noise()
+        self.seed_moved()
 
     def next_noise(self) -> tuple[int, int]:
         """What `host_noise` and `torch_noise` will be in the next step; changes nothing."""
-        now, before, update = mark(), self._mark, self.progress.update + self.progress.skipped
+        now, before, update = mark(), self.marked, self.progress.update + self.progress.skipped
         return (
             update if before and now[of_host] != before[of_host] else self.host_noise,
             update if before and now[of_torch] != before[of_torch] else self.torch_noise,
         )
 
-    def _seed_moved(self) -> None:
-        now, before = mark(), self._mark
+    def seed_moved(self) -> None:
+        now, before = mark(), self.marked
         if now[of_torch] != before[of_torch]:
             seed_torch(derive(self.seed, NOISE, self.torch_noise, self.world.rank))
         if now[of_host] != before[of_host]:
             seed_host(derive(self.seed, NOISE, self.host_noise, self.world.rank))
-        self._mark = mark()
+        self.marked = mark()
 
 
 def _has(plugin: Any, method: str) -> bool:

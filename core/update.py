@@ -15,6 +15,7 @@ from .hooks import call
 from .plugins import MicroBatch, StepResult
 from .run import Run
 from .schedules import step_schedules
+from .seeding import mark
 from .slot import wide
 from .untouched import untouched
 
@@ -29,7 +30,7 @@ def updates(run: Run) -> Callable[[Window], None]:
     refresh, forward_backward, optimizer_step = engine.strategy.refresh, run.forward_backward, run.optimizer_step
     zero_grad, before_zero_grad, clip, before_step = run.zero_grad, hooks.on_before_zero_grad, run.clip, run.before_step
     automatic, never_skips, step_boundary = run.module.automatic_optimization, run.on_skip is None, run.step_boundary
-    begin, begin_step = beginning(run), run.begin_step
+    begin, begin_step, seeds_device = beginning(run), run.begin_step, run.seed_device is not None
 
     def update(window: Window) -> None:
         trainer.at_boundary, run.ends_epoch = False, window.last
@@ -37,7 +38,8 @@ def updates(run: Run) -> Callable[[Window], None]:
         if root is not engine.root:
             engine.root = root
             gc.collect()  # the old wrapper's autograd hooks live until it is collected
-        begin_step()
+        if seeds_device or mark() != run.marked:
+            begin_step()
         batches = window.batches
         first = batches[0]
         if not begin(first, True):

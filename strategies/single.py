@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from torch import Tensor, nn
@@ -30,16 +30,24 @@ class Single(Strategy):
         self.user = root.get_submodule("module") if getattr(root, "plain", False) else None
         return root
 
+    def forward_backward(self, root: nn.Module, batches: Iterable[MicroBatch], scale: float | None) -> None:
+        for micro in batches:  # nothing to hold back until the last
+            self.one_batch(root, micro, scale)
+
     def one_batch(self, root: nn.Module, micro: MicroBatch, scale: float | None) -> None:
         """Calls the step past ``nn.Module.__call__``, which is there for hooks (nobody has one on it), and the user's
         own where there is nothing to do around it."""
         user: Any = self.user
         if user is None:
-            micro.output = root.forward("training_step", micro.batch, micro.index)
+            micro.output = output = root.forward("training_step", micro.batch, micro.index)
         else:
-            micro.output = user.training_step(micro.batch, micro.index)
-        if not self.context.manual and (loss := self.loss_of(micro, scale)) is not None:
-            self.backward(root, loss)
+            micro.output = output = user.training_step(micro.batch, micro.index)
+        if self.context.manual:
+            return
+        if scale is None and micro.weight is None and isinstance(output, Tensor):  # as `loss_of`, without a call
+            self.context.backward(output)
+        elif (loss := self.loss_of(micro, scale)) is not None:
+            self.context.backward(loss)
 
     def reduce_(self, parameters: Sequence[nn.Parameter]) -> None:
         """Nothing to average."""

@@ -90,13 +90,7 @@ class Reads:
     def one(self, placed: Placed) -> Any:
         """A batch that the data set builds."""
         index, position, seed, epoch = placed
-        if self.seed is None:
-            before = mark()
-            result = self.get(index)
-            if mark() == before:
-                return result
-            self._notice(before)
-        return self._seeded(self.get, index, derive(seed, SAMPLE, epoch, position))
+        return self._read(self.get, index, derive(seed, SAMPLE, epoch, position))
 
     def batch(self, indices: Indices) -> Any:
         """The samples of a batch."""
@@ -109,7 +103,7 @@ class Reads:
             samples = [get(index) for index in list.__iter__(indices)]
             if mark() == before:
                 return samples
-            self._notice(before)
+            self.notice(before)
         numbered = enumerate(list.__iter__(indices), start)
         return [self._read(get, index, derive(seed, SAMPLE, epoch, position)) for position, index in numbered]
 
@@ -120,10 +114,10 @@ class Reads:
             result = get(index)
             if mark() == before:
                 return result
-            self._notice(before)
+            self.notice(before)
         return self._seeded(get, index, value)
 
-    def _notice(self, before: bytes) -> None:
+    def notice(self, before: bytes) -> None:
         """A read moved a generator that was not seeded."""
         self.seed = seed_all if mark()[of_host] != before[of_host] else seed_torch
 
@@ -154,18 +148,26 @@ class Reader:
     Everything else, also setting an attribute, goes to the user's data set.
     """
 
-    __slots__ = ("_one", "_reads", "_wrapped")
+    __slots__ = ("_get", "_reads", "_wrapped")
 
     def __init__(self, dataset: Any, *, quiet: bool) -> None:
         reads = Reads(dataset, quiet=quiet)
-        for name, value in (("_wrapped", dataset), ("_reads", reads), ("_one", reads.one)):
+        for name, value in (("_wrapped", dataset), ("_reads", reads), ("_get", reads.get)):
             object.__setattr__(self, name, value)
 
     def __getitems__(self, indices: Indices) -> Any:
         return self._reads.batch(indices)
 
     def __getitem__(self, index: Any) -> Any:
-        return self._one(index) if type(index) is Placed else self._wrapped[index]
+        if type(index) is not Placed:
+            return self._wrapped[index]
+        if self._reads.seed is None:  # here, since each batch that a data set builds comes this way
+            before = mark()
+            result = self._get(index[0])
+            if mark() == before:
+                return result
+            self._reads.notice(before)
+        return self._reads.one(index)
 
     def __len__(self) -> int:
         return len(self._wrapped)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -22,10 +23,19 @@ def check_plain(value: Any, where: str) -> None:
     and lists, tuples, sets, dicts and OrderedDicts of plain data with str, int, float or bool keys. Subclasses are not
     plain: loading gives back their base or refuses them. ``where`` names the value in the message, as ``"callbacks"``.
     """
-    _check(value, where, ())
+    _check(value, where, (), lambda foreign: foreign)
 
 
-def _check(value: Any, where: str, outer: tuple[int, ...]) -> None:
+def is_plain(value: Any, as_plain: Callable[[Any], Any]) -> bool:
+    """Whether `check_plain` has nothing against ``value``; of what it refuses ``as_plain(value)`` counts."""
+    try:
+        _check(value, "", (), as_plain)
+    except ConfigurationError:
+        return False
+    return True
+
+
+def _check(value: Any, where: str, outer: tuple[int, ...], as_plain: Callable[[Any], Any]) -> None:
     kind = type(value)
     if kind in _SCALARS:
         return
@@ -37,7 +47,8 @@ def _check(value: Any, where: str, outer: tuple[int, ...]) -> None:
         raise ConfigurationError(f"{where} contains itself, which a checkpoint cannot hold")
     if kind is list or kind is tuple or kind is set:
         for index, item in enumerate(value):
-            _check(item, f"{where}[{index}]", (*outer, id(value)))
+            if type(item) not in _SCALARS:  # of which there may be millions
+                _check(item, f"{where}[{index}]", (*outer, id(value)), as_plain)
     elif kind is dict or kind is OrderedDict:
         for key, item in value.items():
             if type(key) not in _KEYS:
@@ -45,7 +56,10 @@ def _check(value: Any, where: str, outer: tuple[int, ...]) -> None:
                     f"{where} has the key {key!r} of type {_name(key)}; a checkpoint can hold dicts whose keys are "
                     "str, int, float or bool"
                 )
-            _check(item, f"{where}[{key!r}]", (*outer, id(value)))
+            if type(item) not in _SCALARS:
+                _check(item, f"{where}[{key!r}]", (*outer, id(value)), as_plain)
+    elif (plain := as_plain(value)) is not value:
+        _check(plain, where, (*outer, id(value)), as_plain)
     else:
         raise ConfigurationError(f"{where} is a {_name(value)}, which a checkpoint cannot hold; {_remedy(value)}")
 

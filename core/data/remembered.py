@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections import deque
 from collections.abc import Iterator
+from contextlib import suppress
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any
 
@@ -12,10 +13,10 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 
+from ..checkpoint.plain import is_plain
 from .sharding import OwnsPosition, samplers
 
-_VALUES = (type(None), bool, int, float, complex, str, bytes)
-_HOLD = (list, tuple, set, dict, deque)
+_NUMBERS = (bool, int, float, str)  # what long lists hold, as a rule
 _KNOWN = ("torch.utils.data.sampler", "torch.utils.data.distributed", "builtins")  # of these generators are all
 _CODE = (type, FunctionType, BuiltinFunctionType, MethodType, ModuleType)
 
@@ -35,7 +36,7 @@ class Remembered:
         del samplers_["loader"]
         self._own = {name: one for name, one in samplers_.items() if isinstance(one, OwnsPosition)}
         self._watched = {name: one for name, one in samplers_.items() if name not in self._own}
-        self._began = dict(self._attributes())
+        self._began = {name: _copied(value) for name, value in self._attributes() if is_plain(value, _as_plain)}
 
     def generator_states(self) -> dict[str, Any]:
         return {name: _get_state(generator) for name, generator in self.generators.items()}
@@ -43,9 +44,9 @@ class Remembered:
     def state(self) -> dict[str, Any]:
         """By the attribute that leads to it, as plain data."""
         changed = {
-            name: value
+            name: _copied(value)
             for name, value in self._attributes()
-            if name not in self._began or not _equal(value, self._began[name])
+            if not (name in self._began and _equal(value, self._began[name])) and is_plain(value, _as_plain)
         }
         own = {f"{name}.{OWN}": one.state_dict() for name, one in self._own.items()}
         return self.generator_states() | changed | own
@@ -71,7 +72,7 @@ class Remembered:
         for owner_name, owner in self._watched.items():
             for name, value in _items(owner):
                 known = f"{owner_name}.{name}" in self.generators or isinstance(value, (Sampler, Dataset, *_CODE))
-                if not known and value is not self._dataset and not _is_plain(value):
+                if not known and value is not self._dataset and not is_plain(value, _as_plain):
                     return (
                         f"the sampler {type(owner).__name__} keeps {name!r}, a {type(value).__name__}, of which nobody "
                         "knows whether the order follows from it. Give the sampler state_dict() and load_state_dict() "
@@ -82,8 +83,7 @@ class Remembered:
     def _attributes(self) -> Iterator[tuple[str, Any]]:
         for owner_name, owner in self._watched.items():
             for name, value in _items(owner):
-                if _is_plain(value):
-                    yield f"{owner_name}.{name}", _copied(value)
+                yield f"{owner_name}.{name}", value
 
 
 OWN = "state_dict()"
@@ -105,33 +105,31 @@ def _items(owner: Any) -> list[tuple[str, Any]]:
     return list(getattr(owner, "__dict__", {}).items())
 
 
-def _is_plain(value: Any) -> bool:
-    if isinstance(value, dict):
-        return type(value) is dict and all(type(k) in _VALUES and _is_plain(v) for k, v in value.items())
-    if type(value) in _HOLD:
-        return all(type(item) in _VALUES or _is_plain(item) for item in value)
-    return type(value) in _VALUES or type(value) is Tensor or _is_array(value)
+def _as_plain(value: Any) -> Any:
+    """A deque as a list, an array as a tensor; anything else as it is."""
+    if type(value) is deque:
+        return list(value)
+    if _is_array(value):
+        with suppress(TypeError, ValueError):  # long doubles and other byte orders, which torch has not
+            return torch.as_tensor(value.copy())  # which has no negative strides
+    return value
 
 
 def _is_array(value: Any) -> bool:
     if type(value).__module__ != "numpy" or not hasattr(value, "tolist"):
         return False
-    kind = getattr(getattr(value, "dtype", None), "kind", "")
-    return kind in "biufc"
+    return getattr(getattr(value, "dtype", None), "kind", "") in "biufc"
 
 
 def _copied(value: Any) -> Any:
     """As plain data, sharing nothing with what the sampler has."""
     if isinstance(value, Tensor):
         return value.detach().clone()
-    if _is_array(value):
-        return torch.as_tensor(value).clone()
     if isinstance(value, dict):
-        return {key: _copied(item) for key, item in value.items()}
-    if type(value) in _HOLD:
-        items = [item if type(item) in _VALUES else _copied(item) for item in value]
-        return items if type(value) is deque else type(value)(items)
-    return value
+        return type(value)((key, _copied(item)) for key, item in value.items())
+    if isinstance(plain := _as_plain(value), (list, tuple, set)) and type(plain) is not torch.Size:
+        return type(plain)(item if type(item) in _NUMBERS else _copied(item) for item in plain)
+    return plain
 
 
 def _like(stored: Any, here: Any) -> Any:
@@ -145,6 +143,7 @@ def _like(stored: Any, here: Any) -> Any:
 
 
 def _equal(one: Any, other: Any) -> bool:
+    one, other = _as_plain(one), _as_plain(other)
     if isinstance(one, Tensor) or isinstance(other, Tensor):
         return isinstance(one, Tensor) and isinstance(other, Tensor) and torch.equal(one, other)
     if type(one) is not type(other):

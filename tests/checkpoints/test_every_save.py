@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import trivet
+from chosen import FULL, count
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torch.utils.data import DataLoader, TensorDataset
@@ -20,7 +20,6 @@ from trivet.errors import ConfigurationError
 
 pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")  # torchdata 0.11 calls it
 
-FULL = os.environ.get("TRIVET_CI_FULL") == "1"
 DATA = TensorDataset(torch.linspace(-1, 1, 44).reshape(11, 4))
 SHORT = TensorDataset(torch.linspace(0, 1, 3).reshape(3, 1))
 
@@ -89,9 +88,9 @@ def test_a_run_goes_on_exactly_from_each_of_its_checkpoints(kind: str, tmp_path:
     assert bool(ending) == ("within" not in kind and kind != "stateful")  # which tells its end too late
     within = [path for path, m in saved.items() if m["progress"]["epoch"] == 1 and m not in ending]
     within.sort(key=lambda path: saved[path]["progress"]["update"])
-    chosen = within if FULL or kind == "by index" else [within[0], within[len(within) // 2]]
-    print(f"{len(chosen)} of {len(within)} within the second epoch, all {len(ending)} while an epoch is being ended")
-    for path in [*chosen, *(path for path, m in saved.items() if m in ending)]:
+    few = within if FULL or kind == "by index" else [within[0], within[len(within) // 2]]
+    count("checkpoints to go on from", len(few) + len(ending), len(within) + len(ending))
+    for path in [*few, *(path for path, m in saved.items() if m in ending)]:
         resumed, found, found_books = fit(kind, tmp_path / f"after {path.name}", path)
         assert all(map(torch.equal, weights, found)), path.name
         assert found_books == books, path.name

@@ -11,6 +11,7 @@ import pytest
 import scalar
 import torch
 import trivet
+from chosen import chosen
 from ranks import outcomes, run
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
@@ -114,7 +115,7 @@ EVERY = [(kind, options, workers) for kind in ("indexed", "stream") for options 
 FEW = [case for case in EVERY if not case[2] or case == ("stream", OPTIONS[1], 2) or case == ("indexed", OPTIONS[0], 2)]
 
 
-@pytest.mark.parametrize(("kind", "options", "workers"), EVERY if os.environ.get("TRIVET_CI_FULL") == "1" else FEW)
+@pytest.mark.parametrize(("kind", "options", "workers"), chosen("stateful loaders", EVERY, FEW))
 def test_a_stateful_loader_goes_on_where_it_was(kind: str, options: Any, workers: int, tmp_path: Path) -> None:
     """Within an epoch, at its end, and at the end that a limit sets."""
     saves = (1, 3) if workers else (2, 3, 5)

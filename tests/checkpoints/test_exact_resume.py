@@ -7,16 +7,16 @@ kept. With TRIVET_CI_FULL=1 all cases; otherwise `exact_runs.cover`.
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
+from chosen import chosen
 from exact_runs import EPOCHS, SAMPLES, Case, cases, cover, resumed
 from trivet.testing.checks import same
 from trivet.testing.pool import Pools
 
 EVERY = cases()
-CHOSEN = EVERY if os.environ.get("TRIVET_CI_FULL") == "1" else cover(EVERY)
+CHOSEN = chosen("exact resume", EVERY, cover(EVERY))
 
 
 @pytest.mark.parametrize("case", CHOSEN, ids=str)
@@ -35,7 +35,6 @@ def test_a_run_that_goes_on_is_the_run_that_never_stopped(case: Case, trivet_poo
 
 
 def test_the_cover_has_every_value() -> None:
-    chosen = cover(EVERY)
-    print(f"{len(chosen)} of {len(EVERY)} cases, {len(EVERY) - len(chosen)} left out")
+    covered = cover(EVERY)
     for name in ("strategy", "precision", "accumulate", "workers", "place"):
-        assert {getattr(case, name) for case in chosen} == {getattr(case, name) for case in EVERY}
+        assert {getattr(case, name) for case in covered} == {getattr(case, name) for case in EVERY}

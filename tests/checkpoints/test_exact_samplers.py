@@ -48,7 +48,7 @@ class Arrays(Counts):
     """The same of an array, a tensor and a deque, each adding to what it was."""
 
     def __init__(self) -> None:
-        self.array, self.tensor, self.deque = numpy.arange(N), torch.arange(N), deque(range(N))
+        self.array, self.tensor, self.deque = numpy.arange(N)[::-1], torch.arange(N), deque(range(N))
 
     def __iter__(self) -> Iterator[int]:
         numpy.random.shuffle(self.array)
@@ -156,6 +156,11 @@ def test_what_cannot_be_stored_is_refused_where_exactness_is_asked_for(tmp_path:
     with pytest.raises(CheckpointError, match=r"exact_resume=True.*sampler Opaque keeps 'place', a range_iterator, of"):
         train(Opaque(), origin=origin, exact_resume=True)
     assert len(train(Opaque(), origin=origin)) == 6
+    circle: Any = Counts()
+    circle.own = [circle]
+    circle.own[0] = circle.own
+    with pytest.raises(CheckpointError, match="the sampler Counts keeps 'own', a list, of which nobody knows"):
+        train(circle, origin=origin, exact_resume=True)
 
 
 def test_what_a_sampler_has_not_changed_is_this_runs(tmp_path: Path) -> None:

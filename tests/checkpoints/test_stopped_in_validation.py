@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
+from chosen import chosen
 from stopped_runs import BATCHES, stopped
 from trivet.testing.checks import same
 from trivet.testing.pool import Pools
@@ -17,9 +17,8 @@ EVERY = [(strategy, interval) for strategy in SIZES for interval in (1.0, 3)]  #
 FEW = [("single", 1.0), ("ddp", 3), ("fsdp", 1.0)]
 
 
-@pytest.mark.parametrize(("strategy", "interval"), EVERY if os.environ.get("TRIVET_CI_FULL") == "1" else FEW)
+@pytest.mark.parametrize(("strategy", "interval"), chosen("signals within a validation", EVERY, FEW))
 def test_a_signal_within_a_validation(strategy: str, interval: Any, trivet_pools: Pools, tmp_path: Path) -> None:
-    print(f"{len(FEW)} of {len(EVERY)} cases without TRIVET_CI_FULL=1")
     ranks = trivet_pools[SIZES[strategy]].run(stopped, (strategy, interval), tmp_path)
     for whole, first, rest in ranks:
         assert first["ended"][0] == signal.SIGTERM

@@ -16,7 +16,7 @@ from .errors import ConfigurationError
 from .launch import alone
 from .metric_objects import Collection, MetricObject, MetricObjects, ObjectSlot
 from .packed import Packed, combine
-from .slot import FOLD_EVERY, SUFFIX, Slot, absent, read, reduction, stack, wide
+from .slot import FOLD_EVERY, SUFFIX, Slot, absent, read, reduction, scalar, stack, wide
 
 if TYPE_CHECKING:
     from .launch.group import Group
@@ -75,7 +75,7 @@ class Metrics:
         options = (prog_bar, logger, on_step, on_epoch, reduce_fx, sync_dist, rank_zero_only)
         if isinstance(value, Tensor):
             if value.ndim:
-                value = _scalar(name, value)
+                value = scalar(name, value)
             # a copy: a later ``loss += ...`` or an update of a buffer writes into the same memory. On the CPU there is
             # no device to wait for, and a number is a third of the price.
             value = value.tolist() if value.is_cpu else value.detach().clone()
@@ -376,15 +376,6 @@ class Silent(Metrics):
 
     def epoch_row(self, *, reset: bool = True) -> dict[str, float]:
         return {}
-
-
-def _scalar(name: str, value: Tensor) -> Tensor:
-    if value.numel() != 1:
-        raise ConfigurationError(
-            f"log({name!r}) got a tensor of shape {tuple(value.shape)}; a metric is one number. Reduce it first, for "
-            "instance with .mean()."
-        )
-    return value.reshape(())
 
 
 def _check(name: str, value: Any, batch_size: float | None) -> None:

@@ -114,6 +114,16 @@ def absent(entry: str) -> Slot:
     return Slot(name, mark + number, place, prog_bar, logger, on_step, True, fx, False, False)
 
 
+def scalar(name: str, value: Tensor) -> Tensor:
+    """One number, as a tensor without dimensions."""
+    if value.numel() != 1:
+        raise ConfigurationError(
+            f"log({name!r}) got a tensor of shape {tuple(value.shape)}; a metric is one number. Reduce it first, for "
+            "instance with .mean()."
+        )
+    return value.reshape(())
+
+
 def weighted(values: Tensor, weights: list[float]) -> Tensor:
     first = weights[0]
     if all(weight == first for weight in weights):

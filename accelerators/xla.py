@@ -151,9 +151,12 @@ class XLA(Accelerator):
         self.graphs.end(time.monotonic() - started)
 
     def synchronize(self) -> None:
+        """Start what is pending, and wait for it and for what was started before, for which ``sync`` does not wait."""
         import torch_xla
+        import torch_xla.core.xla_model as xm
 
-        torch_xla.sync(wait=True)
+        torch_xla.sync()
+        xm.wait_device_ops()
 
     def memory(self) -> dict[str, int]:
         """Bytes of the device; nothing on the CPU, whose runtime does not tell."""

@@ -111,6 +111,22 @@ def test_the_module_and_the_process_are_left_whole_and_it_trains_again() -> None
     assert {param.device.type for param in module.parameters()} == {"cpu"}
 
 
+def test_synchronizing_waits_for_steps_that_were_started_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch_xla
+    import torch_xla.core.xla_model as xm
+
+    waited: list[int] = []
+    wait = xm.wait_device_ops
+    monkeypatch.setattr(xm, "wait_device_ops", lambda: (waited.append(1), wait()))
+    device = XLA()
+    device.setup(device.device(0))
+    tensor = torch.ones(4, device="xla") * 2
+    torch_xla.sync()  # nothing is pending any more: torch_xla's own sync(wait=True) would return at once
+    device.synchronize()
+    assert len(waited) == 1
+    assert tensor.tolist() == [2.0] * 4
+
+
 def test_predictions_come_back_on_the_cpu() -> None:
     class Predicting(Plain):
         def predict_step(self, batch: Any, batch_idx: int) -> Tensor:

@@ -203,7 +203,9 @@ class Indexed:
                 pass
         self._begin(epoch)
         given, windows = self._position > 0, self._read()
-        for window, end in windows if ahead is None else one_ahead(windows, ahead):
+        # weighing is a collective: a rank that fails in it must not go on with the window before, as the others do not
+        agreed = self._weigh is not None and self._world_size > 1
+        for window, end in windows if ahead is None or agreed else one_ahead(windows, ahead):
             given = True
             self._position, self._finished = end, window.last
             yield window

@@ -13,6 +13,7 @@ import trivet
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 from trivet.accelerators.cpu import CPU
+from trivet.data.train import TrainData
 
 
 class Early(CPU):
@@ -110,6 +111,15 @@ def test_what_reading_ahead_raises_is_raised_in_its_turn() -> None:
             fit(device, data=Drawn(broken=7))
     kinds = [[batch for what, batch in device.seen if what == "used"] for device in (early, usual)]
     assert kinds[0] == kinds[1] != []
+
+
+@pytest.mark.parametrize("weigh", [None, lambda batch: 1.0])
+def test_nothing_is_read_early_where_ranks_agree_on_weights(weigh: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trivet.data.window.sum_over_ranks", lambda values: [2 * value for value in values])
+    early: list[Any] = []
+    data = TrainData(DataLoader(Drawn(), 2), rank=0, world_size=2, accumulate=1, seed=0, weigh=weigh)
+    assert len(list(data.epoch(0, early.append))) == 3
+    assert len(early) == (2 if weigh is None else 0)
 
 
 def test_nothing_is_begun_where_a_hook_has_a_part_in_it() -> None:

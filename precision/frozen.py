@@ -41,7 +41,7 @@ class Frozen(BF16Mixed):
             )
         super().__init__()
         self.smallest = smallest
-        self.skip = tuple(skip)
+        self.skip = (skip,) if isinstance(skip, str) else tuple(skip)
 
     @property
     def needs(self) -> Needs:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from difflib import get_close_matches
 
 from torch import nn
+from trivet.errors import ConfigurationError
 from trivet.torch_compat import has_hooks
 
 Unfit = Callable[[nn.Linear, bool], str]  # (layer, whether its weight is shared) -> why it is left alone, or nothing
@@ -21,6 +23,13 @@ class Choice:
     def __init__(
         self, module: nn.Module, skip: Sequence[str], unfit: Unfit, again: Sequence[str] = ("Float8Linear",)
     ) -> None:
+        names = [name for name, _ in module.named_modules() if name]
+        if unknown := [name for name in skip if name not in names]:
+            near = get_close_matches(unknown[0], names, 1)
+            raise ConfigurationError(
+                f"skip names {', '.join(map(repr, unknown))}, and the model has no such module. "
+                + (f"Did you mean {near[0]!r}?" if near else "Names are those of named_modules(), such as 'net.head'.")
+            )
         self.taken: dict[nn.Module, str] = {}
         self.alone: dict[str, list[str]] = {}
         owners: dict[int, int] = {}

@@ -53,6 +53,9 @@ def test_layers_that_do_not_fit_are_left_alone_and_listed() -> None:
         "of 16), small (smaller than 16), own (of the class Own), seen (with hooks), head (skipped by name), "
         "attention.out_proj (of the class NonDynamicallyQuantizableLinear)"
     )
+    assert type(converted(smallest=16, skip="wide")[1].wide) is nn.Linear, "one name alone"
+    with pytest.raises(ConfigurationError, match=r"skip names 'heat', and the model has no .* Did you mean 'head'\?"):
+        converted(skip=["wide", "heat"])
     precision, net = converted()
     assert precision.converted.startswith("0 of 7 linear layers multiply in float8 (tensorwise, emulated); left in")
     assert type(net.wide) is nn.Linear

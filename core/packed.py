@@ -72,13 +72,14 @@ class Packed:
         digest = hashlib.blake2b(json.dumps(list(entries)).encode(), digest_size=6).digest()
         head = [float(len(entries)), *(float(int.from_bytes(digest[i : i + 2], "big")) for i in (0, 2, 4))]
         while True:
-            everyone = self._all_gather(head, values, weights)
+            gathered = self._all_gather(head, values, weights)
+            everyone = gathered[:, : HEADER + 2 * len(entries)].tolist()  # the room is larger than what most need
             most = max(int(row[0]) for row in everyone)
             if most <= self.room:
-                return everyone
+                return everyone if most <= len(entries) else gathered.tolist()
             self.room = 1 << (most - 1).bit_length()
 
-    def _all_gather(self, head: list[float], values: Tensor, weights: Sequence[float]) -> list[list[float]]:
+    def _all_gather(self, head: list[float], values: Tensor, weights: Sequence[float]) -> Tensor:
         world = self.group.world
         values = values.to(self.group.device) if self.group.device is not None else values
         pairs = torch.stack([values, torch.tensor(weights, dtype=values.dtype, device=values.device)], 1).flatten()
@@ -88,7 +89,7 @@ class Packed:
             mine[HEADER : HEADER + len(pairs)] = pairs
         out = mine.new_empty(world.world_size, len(mine))
         torch.distributed.all_gather(list(out.unbind()), mine)  # all ranks
-        return out.tolist()
+        return out
 
 
 def combine(fx: str, pairs: Sequence[tuple[float, float]]) -> float:

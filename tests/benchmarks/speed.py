@@ -222,15 +222,17 @@ def main() -> None:
         print(f"left out, since not installed (pip install -e '.[peers]'): {', '.join(missing)}", file=sys.stderr)
     given = [name for name in names if name not in missing]
     runner = Runner(given, 3, 0.25, 1) if options.quick else Runner(given, options.rounds, 1.0, 3)
-    text = ""
+    every: dict[str, Any] = {}
     for suite in options.suites:
+        runner.tables = {}
         getattr(runner, suite)()
+        every |= runner.tables
         text = speed_report.page(runner.tables, runner.rounds, [PEERS[name] for name in runner.names])
         if options.json:
-            options.json.write_text(json.dumps(runner.tables, indent=1))
+            options.json.write_text(json.dumps(every, indent=1))
         if options.write:
-            pages.put(options.write, text, "<!-- measured: begin -->", "<!-- measured: end -->")
-    print(text)
+            pages.put(options.write, text, f"<!-- {suite}: begin -->", f"<!-- {suite}: end -->")
+        print(f"{text}\n")
 
 
 if __name__ == "__main__":

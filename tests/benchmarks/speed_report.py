@@ -6,6 +6,7 @@ import datetime
 import importlib.metadata
 import os
 import platform
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,16 +36,21 @@ def number(value: float) -> str:
     return f"{value:.0f}" if abs(value) >= 100 else f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}"
 
 
-def page(tables: dict[str, Any], rounds: int, packages: list[str]) -> str:
-    """All tables, with where and with what they were measured."""
+def about(script: str, packages: Iterable[str], rounds: int, loads: Sequence[float]) -> str:
+    """With what and where it was measured."""
     names = dict.fromkeys(DISTRIBUTIONS.get(package, package) for package in packages)
     versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in names)
-    loads = [one["load"] for one in tables.values()]
-    parts = [
-        f"Measured on {datetime.date.today()} by `tests/benchmarks/speed.py` with {versions}, Python "
-        f"{platform.python_version()}, on {processor()}, {os.cpu_count()} cores, one thread; {rounds} rounds; load "
-        f'{min(loads):.1f} to {max(loads):.1f}. "plain again" is the noise.'
-    ]
+    machine = f"{processor()}, {os.cpu_count()} cores, one thread"
+    load = f"{min(loads):.1f}" if len(loads) == 1 else f"{min(loads):.1f} to {max(loads):.1f}"
+    return (
+        f"Measured on {datetime.date.today()} by `tests/benchmarks/{script}` with {versions}, Python "
+        f"{platform.python_version()}, on {machine}; {rounds} rounds; load {load}."
+    )
+
+
+def page(tables: dict[str, Any], rounds: int, packages: list[str]) -> str:
+    """Tables, with where and with what they were measured."""
+    parts = [f'{about("speed.py", packages, rounds, [t["load"] for t in tables.values()])} "plain again" is the noise.']
     for title, one in tables.items():
         parts.append(f"**{title}**\n\n{table(one['rows'], one['key'])}")
     return "\n\n".join(parts)

@@ -2,9 +2,9 @@
 
     OMP_NUM_THREADS=1 taskset -c 1 python tests/benchmarks/faster.py --write docs/performance.md
 
-The same model is trained by a loop by hand and by Trivet's Trainer, both with the option, round by round in an order
-that turns. A step is the median from one batch to the next, after compiling; shown are medians over rounds, and of the
-ratio to the loop by hand without any option. torch's Inductor needs a C++ compiler; where it fails, the reason is shown.
+A loop by hand and Trivet's Trainer train the same model, both with the option, round by round in an order that turns.
+A step is the median from one batch to the next, after compiling; shown are medians over rounds, and of the ratio to the
+loop by hand without any option. torch's Inductor needs a C++ compiler; where it fails, the reason is shown.
 """
 
 from __future__ import annotations

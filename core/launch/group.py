@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import gc
 import itertools
 import json
 import os
@@ -32,6 +33,10 @@ from .world import World
 
 _CLOSE_S = 3.0
 _POLL_S = 0.5
+if hasattr(os, "register_at_fork"):
+    # A loader's worker must not free what it inherited as garbage: freeing a process group waits for its threads, which
+    # a forked process has not, and the rank then waits for the worker.
+    os.register_at_fork(after_in_child=gc.freeze)
 _opened = itertools.count()  # each fit of a process has keys of its own; all ranks open their groups in the same order
 
 

@@ -48,6 +48,7 @@ class Output:
         self.path = None if directory is None else log_file(directory, world.rank)
         self._file = io.StringIO() if self.path is None else _open(self.path, world)
         self._warned = _Warnings(world, store)
+        self._process = os.getpid()
         self._streams = sys.stdout, sys.stderr
         self._handlers: list[tuple[logging.StreamHandler[Any], Any]] = []
         self._show_warning = warnings.showwarning
@@ -82,6 +83,9 @@ class Output:
         self, message: Warning | str, category: type[Warning], filename: str, lineno: int,
         file: TextIO | None = None, line: str | None = None,
     ) -> None:  # fmt: skip
+        if os.getpid() != self._process:  # a loader's, forked: the store's connection and the locks are the rank's
+            self._show_warning(message, category, filename, lineno, file, line)
+            return
         # the handler of before decides whether it is printed, or recorded by a test; what it prints goes into the file,
         # where that of rank 0 gets it below
         into = file or (self._file if self.world.rank else io.StringIO())

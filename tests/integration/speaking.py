@@ -11,6 +11,15 @@ import trivet
 from torch.utils.data import DataLoader
 
 
+class Data(torch.utils.data.Dataset):
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, index):
+        warnings.warn("of a loader's process", RuntimeWarning, stacklevel=1)
+        return torch.ones(1)
+
+
 class Net(trivet.Module):
     def __init__(self):
         super().__init__()
@@ -43,7 +52,7 @@ def fit(root, writes=True):
             accelerator="cpu", strategy="ddp", devices=2, max_steps=2, default_root_dir=root, enable_progress_bar=False,
             logger=writes, enable_checkpointing=writes,
         )  # fmt: skip
-        trainer.fit(Net(), DataLoader(torch.ones(4, 1), 1))
+        trainer.fit(Net(), DataLoader(Data(), 1, num_workers=1))
         shown = sys.stderr.getvalue()
         print("after it")
         assert sys.stderr.getvalue() == f"{shown}after it\n"

@@ -19,6 +19,7 @@ def test_two_ranks(tmp_path):
         assert text.count(f"printed by {rank}\n") == text.count(f"logged by {rank}\n") == 2
         assert text.count(f"red of {rank}\n") == 2
         assert "bar of" not in text
+        assert text.count("RuntimeWarning: of a loader's process\n") == 1
     assert mine.count("UserWarning") == 2
     assert other.count("UserWarning: of both\n") == other.count("UserWarning: of one\n") == 1
 

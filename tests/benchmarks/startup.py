@@ -102,12 +102,14 @@ class Spent(NamedTuple):
     cpu: float
 
 
-def seconds(command: list[str], folder: Path) -> Spent:
+def seconds(command: list[str], folder: Path, *, again: bool = True) -> Spent:
     first = folder / "first"
     first.unlink(missing_ok=True)
     begin, used = time.time(), cpu_seconds()
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
     if done.returncode:
+        if again and "raw.py" in command:  # torch's threads can abort a process that is done
+            return seconds(command, folder, again=False)
         raise SystemExit(f"{' '.join(command)}\n{done.stdout}{done.stderr}")
     return Spent(float(first.read_text()) - begin, cpu_seconds() - used)
 

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import socket
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
 
 from torch.distributed import Store  # type: ignore[attr-defined]
 
 from ..errors import RankFailed
+from ..processes import is_running
 from . import failures
 
 
@@ -34,13 +33,13 @@ class Peers:
     def look(self) -> RankFailed | None:
         """The first failure that was posted, else one whose process is gone; None if it is this rank's own."""
         try:
-            if (record := posted(self.store)) is not None:
-                return RankFailed(*record) if record[0] != self.rank else None
+            if (told := failures.posted(self.store)) is not None:
+                return told if told.rank != self.rank else None
             self._find()
             for rank, (process, notes) in self._here.items():
-                if not failures.is_running(process) and not self.store.check([f"done/{rank}"]):
-                    if (record := posted(self.store)) is not None:  # it told, and has ended since
-                        return RankFailed(*record) if record[0] != self.rank else None
+                if not is_running(process) and not self.store.check([f"done/{rank}"]):
+                    if (told := failures.posted(self.store)) is not None:  # it did, and has ended since
+                        return told if told.rank != self.rank else None
                     self._remove.append(notes)
                     return failures.early_end(rank, failures.last_seen(notes, time.time()))
         except RuntimeError:  # the store went with the process that held it
@@ -73,12 +72,12 @@ class Peers:
     def asked(self) -> int:
         """Which signal asked a rank to stop, 0 if none did."""
         with contextlib.suppress(RuntimeError):
-            return int(self.store.get("stop/asked")) if self.store.check(["stop/asked"]) else 0
+            return failures.posted_stop(self.store)
         return 0
 
     def ask(self, number: int) -> None:
         with contextlib.suppress(RuntimeError):
-            self.store.set("stop/asked", str(number))
+            failures.post_stop(self.store, number)
 
 
 def _processes_of() -> str:
@@ -88,9 +87,3 @@ def _processes_of() -> str:
         return f"{boot}/{os.readlink('/proc/self/ns/pid')}"
     except OSError:  # not Linux
         return socket.gethostname()
-
-
-def posted(store: Store) -> list[Any] | None:
-    """Rank, type, message and traceback of the first failure that a rank told. Raises RuntimeError without a store."""
-    record: list[Any] | None = json.loads(store.get("failed")) if store.check(["failed"]) else None
-    return record

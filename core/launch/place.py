@@ -16,8 +16,6 @@ from . import alone
 
 _COLLECTIVES = "torch.distributed.distributed_c10d"
 _INSTALLED = tuple(f"{path}/" for name in ("stdlib", "platstdlib", "purelib") if (path := sysconfig.get_path(name)))
-# what a rank may be in while it is inside of a backward, where collectives are called in C++
-_BACKWARDS = ("all_reduce", "reduce_scatter_tensor", "backward")
 
 
 @dataclass(frozen=True)

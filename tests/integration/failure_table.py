@@ -36,7 +36,7 @@ SAID = {
     "exit 3": "exit code 3|an early end",
     "kill -9": "SIGKILL|an early end",
     "hang": r"Hang: nothing happened for 4 s .*Failing\.training_step",
-    "hang in C": r"Hang: .*rank {rank} does not answer|exit code 1",
+    "hang in C": r"Hang: .*rank {rank} does not answer",
     "collective": r"CollectiveMismatch: ranks call different collectives.*waits in barrier.*waits in backward",
     "guard": r"CollectiveMismatch: a collective inside trivet.rank_zero.*waits in all_reduce",
     "oom": "OutOfMemoryError: CUDA out of memory",
@@ -138,7 +138,7 @@ def run(kind: str, rank: int, launcher: str, python: str = sys.executable) -> Ro
         for pid in left:
             os.kill(int(pid), signal.SIGKILL)
         process.wait()
-        text = (notes / "output").read_text(errors="replace")
+        text = (notes / "output").read_text(errors="replace").replace(f"{HERE}{os.sep}", "")
         failed = notes / "failed-at"
         seconds = ended - float(failed.read_text()) if failed.exists() else float("inf")
         lines = [line for line in text.splitlines() if line.strip() and not of_others(line)]

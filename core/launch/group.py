@@ -157,6 +157,8 @@ class Group:
         self._told = not failure.interrupt
         if self._peers is not None and not failure.interrupt:
             Uncaught(self.side, self.world.rank).install()
+            if isinstance(exception, SystemExit):  # Python shows nothing of it; the terminal itself, as in Watchdog
+                print(failure.traceback, end="", file=sys.__stderr__, flush=True)
             self._peers.forget()
         if self.store is not None and not failure.interrupt and not failure.follows:
             with contextlib.suppress(RuntimeError):  # the store went with the process that held it

@@ -27,21 +27,23 @@ class Peers:
         self._unknown = [other for other in range(world_size) if other != rank]
         self._here: dict[int, tuple[int, Path]] = {}  # ranks on this machine: their processes, and what they note
         self.notes, path = tempfile.mkstemp(prefix="trivet-place-")  # where this rank is, for when it is killed
-        self._remove = [Path(path)]
+        self._remove = {Path(path)}
         store.set(f"process/{rank}", f"{os.getpid()} {_processes_of()} {path}")
 
     def look(self) -> RankFailed | None:
         """The first failure that was posted, else one whose process is gone; None if it is this rank's own."""
         try:
-            if (told := failures.posted(self.store)) is not None:
-                return told if told.rank != self.rank else None
             self._find()
-            for rank, (process, notes) in self._here.items():
-                if not is_running(process) and not self.store.check([f"done/{rank}"]):
-                    if (told := failures.posted(self.store)) is not None:  # it did, and has ended since
-                        return told if told.rank != self.rank else None
-                    self._remove.append(notes)
-                    return failures.early_end(rank, failures.last_seen(notes, time.time()))
+            ended = (rank for rank, (process, _) in self._here.items() if not is_running(process))
+            gone = next((rank for rank in ended if not self.store.check([f"done/{rank}"])), -1)
+            told = failures.posted(self.store)  # asked after that: it may have told, and ended since
+            first = gone if told is None else told.rank
+            if first in self._here:
+                self._remove.add(self._here[first][1])  # it may never come to remove them itself
+            if told is not None:
+                return told if told.rank != self.rank else None
+            if gone >= 0:
+                return failures.early_end(gone, failures.last_seen(self._here[gone][1], time.time()))
         except RuntimeError:  # the store went with the process that held it
             pass
         return None

@@ -135,6 +135,8 @@ def _waits(frames: list[FrameType]) -> tuple[str, bool]:
         name, module = frame.f_code.co_name, _module(frame)
         if is_users(frame):
             break
+        if name == "<module>" and _is_torchs(frame):  # what torch does while it is imported is no waiting
+            return "", False
         if (name.startswith("__") and name != "__next__") or name == "<module>":
             continue
         if module == _COLLECTIVES and not name.startswith("_"):

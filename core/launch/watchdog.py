@@ -119,6 +119,7 @@ class Watchdog:
         try:
             while not self._stopped.wait(_PERIOD_S):
                 if self.off:
+                    self._disarm()
                     continue
                 try:
                     if self._look():
@@ -128,9 +129,8 @@ class Watchdog:
                         return
                 except OSError:  # a full disk: what it notes is missing then, the run goes on
                     pass
-        except BaseException:
-            self._disarm()  # or the thread in C would end a healthy run, since this one no longer defers it
-            raise
+        finally:
+            self._disarm()  # or the thread in C would end a rank that is well, since this one no longer defers it
 
     def _look(self) -> bool:
         """Whether the run was ended."""

@@ -105,7 +105,7 @@ class Rank:
                 done = code == 0 and (self.directory / f"done-{self.rank}").exists()
                 silent = None if done or own else self._silent(code)
                 return News(own[0] if own else silent, asked, ended=True)
-            news = News((own or there or [None])[0], asked)  # of another one: what the watchdog found
+            news = News(next(iter(own or there), None), asked)  # of another one: what the watchdog found
             if news != self.said:
                 self.said = news
                 return news

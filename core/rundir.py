@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from . import capture
 from .errors import CheckpointError, ConfigurationError
+from .processes import is_running
 
 try:
     import fcntl
@@ -197,10 +198,4 @@ def _locked(directory: Path) -> Iterator[bool | None]:
 def _seems_dead(record: Record | None) -> bool:
     if record is None or record.host != socket.gethostname() or record.process == os.getpid() or os.name != "posix":
         return True
-    try:
-        os.kill(record.process, 0)
-    except ProcessLookupError:
-        return True
-    except PermissionError:
-        return False
-    return False
+    return not is_running(record.process)

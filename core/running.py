@@ -114,7 +114,7 @@ class Running(View):
     def pulse(self) -> tuple[object, ...]:
         """What changes while the run gets on, first what says that something was trained."""
         at, run = self.progress, self._run
-        return at.epoch, at.batch, at.update, at.skipped, self.stage, run.evaluated if run is not None else 0
+        return (at.epoch, at.batch, at.update, at.skipped), self.stage, run.evaluated if run is not None else 0
 
     def whereabouts(self) -> str:
         """How far the run is, in words."""

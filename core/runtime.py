@@ -7,6 +7,7 @@ import os
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,66 +23,18 @@ from .checkpoint.background import Background, Pending
 from .data.evaluation import EvalData
 from .engine import Engine, build
 from .errors import ConfigurationError
+from .flags import seconds_of
 from .launch import environments, profiles
 from .launch.group import Group
 from .launch.launcher import Launcher
 from .launch.world import World
 from .plugins import Accelerator, Clip, Precision, StepResult, Strategy
+from .runtime_module import RuntimeModule
 from .scaling import LossScaler
 from .seeding import derive, seed_all
 from .state import TrainState
 from .switches import products
 from .workers import leaves_result
-
-
-class RuntimeModule(nn.Module):
-    """A module laid out by a strategy. Calling it runs the user's forward in the precision's context."""
-
-    def __init__(self, engine: Engine) -> None:
-        super().__init__()
-        self._engine = (engine,)  # in a tuple, so that nn.Module does not register what is inside
-        self._inside = False
-        self.called = False  # since the last step
-        # The StepModule does not call the user's module, but its forward: who calls it is past strategy and precision.
-        self.guard = engine.module.register_forward_pre_hook(lambda module, args: self._refuse_past(module))
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        engine = self._engine[0]
-        if not torch.is_grad_enabled():
-            return engine.strategy.evaluate(engine.root)("forward", *args, **kwargs)
-        self.called = self._inside = True
-        try:
-            return engine.root("forward", *args, **kwargs)
-        finally:
-            self._inside = False
-
-    def _refuse_past(self, module: nn.Module) -> None:
-        if module is self.module and torch.is_grad_enabled() and not self._inside:  # and not a copy of it
-            raise self.past(f"{type(module).__name__} was called")
-
-    def past(self, what: str) -> ConfigurationError:
-        """What to raise where a forward went past this module."""
-        return ConfigurationError(
-            f"{what} past the module that runtime.setup returned, so that strategy and precision knew nothing of it. "
-            "Call what it returns, `model, optimizer = runtime.setup(model, optimizer)`; methods and layers of your "
-            "module are called in its forward."
-        )
-
-    def train(self, mode: bool = True) -> RuntimeModule:
-        self._engine[0].module.train(mode)
-        return self
-
-    def parameters(self, recurse: bool = True) -> Iterator[nn.Parameter]:
-        return self._engine[0].module.parameters(recurse)
-
-    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """By the user's names."""
-        return self._engine[0].strategy.state_dict(self._engine[0].module)
-
-    @property
-    def module(self) -> nn.Module:
-        """The user's module."""
-        return self._engine[0].module
 
 
 class RuntimeOptimizer:
@@ -113,7 +66,8 @@ class Runtime:
 
         Runtime(strategy="ddp", devices=2, precision="bf16").launch(train)
 
-    Raises PlanError where the combination cannot work, before any process starts.
+    ``timeout`` is that of `Trainer`: the run ends where a rank has not got on for so long, with no step, forward, batch
+    of `setup_dataloader` or collective. Raises PlanError where the combination cannot work, before any process starts.
     """
 
     def __init__(
@@ -129,8 +83,10 @@ class Runtime:
         precision: str | int | Precision | Mapping[str, Any] = "fp32",
         launcher: str | Launcher | Mapping[str, Any] = "auto",
         comm_profile: str | None = None,
+        timeout: float | str | timedelta | dict[str, int] | None = None,
     ) -> None:
-        self._request: dict[str, Any] = {name: value for name, value in locals().items() if name != "self"}
+        self._request: dict[str, Any] = {k: v for k, v in locals().items() if k not in ("self", "timeout")}
+        self.timeout = seconds_of(timeout, "timeout")
         resolved = resolve(world=environments.detect(), **self._request)
         self.plan, self._launcher, self._where = resolved.plan, resolved.launcher, resolved.where
         self.world = World()
@@ -140,6 +96,7 @@ class Runtime:
         self._scaler: LossScaler | None = None
         self._group: Group | None = None
         self.seed = 0
+        self.updates = self.batches = 0  # in this process: steps of optimizers, and batches of all loaders
 
     # ---------------------------------------------------------------------------------------------------- processes
 
@@ -154,8 +111,8 @@ class Runtime:
             return self.call(world or World(), seed, function, args)
         with tempfile.TemporaryDirectory(prefix="trivet-result-") as name:
             parts = {"runtime": self, "function": function, "args": args, "seed": seed}
-            where, out = self._where, Path(name)
-            self._launcher.plugin.launch("trivet.runtime:work", parts, self.plan, run_dir=out, **where)
+            where = self._where and {**self._where, "timeout": self.timeout}
+            self._launcher.plugin.launch("trivet.runtime:work", parts, self.plan, run_dir=Path(name), **where)
             return torch.load(Path(name) / "result.pt", weights_only=False)  # written by our own worker
 
     def call(self, world: World, seed: int, function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
@@ -170,11 +127,8 @@ class Runtime:
             self._background.settle()
             failed = False
         except BaseException as error:
-            if world.world_size > 1:
-                peer = self._active().failure(wait_s=2.0 if isinstance(error, RuntimeError) else 0.0)
-                self._active().fail(peer or error)
-                if peer is not None:
-                    raise peer from error
+            if (first := self._active().settle(error)) is not error:
+                raise first from error
             raise
         finally:
             self._release()
@@ -204,19 +158,20 @@ class Runtime:
         profiles.apply(self.plan.comm_profile, os.environ, world.local_world_size)
         self.device: torch.device = accelerator.device(self.plan.device_index(world.local_rank))
         accelerator.setup(self.device)
-        self._group = Group.open(world, self.plan.backend if world.world_size > 1 else None, self.device)
+        backend = self.plan.backend if world.world_size > 1 else None
+        self._group = Group.open(world, backend, self.device, timeout=self.timeout)
+        self._group.watch_over(self._pulse, self._whereabouts, self.timeout)
         self._background = Background(world.rank, world.world_size)
 
+    def _pulse(self) -> tuple[object, ...]:
+        return (self.updates,), self.batches, [module.calls for module in self._modules]
+
+    def _whereabouts(self) -> str:
+        return f"update {self.updates}, batch {self.batches}"
+
     def __getstate__(self) -> dict[str, Any]:
-        return {
-            **self.__dict__,
-            "_engines": [],
-            "_modules": [],
-            "_clips": {},
-            "_group": None,
-            "_scaler": None,
-            "_background": None,
-        }
+        nothing = dict.fromkeys(("_group", "_scaler", "_background"))
+        return {**self.__dict__, **nothing, "_engines": [], "_modules": [], "_clips": {}}
 
     def _active(self) -> Group:
         if self._group is None:
@@ -293,6 +248,7 @@ class Runtime:
         """Reduce, unscale, check, clip, step. All ranks call it; the result says whether the step was applied."""
         engine = self._engine()
         raw = optimizer.optimizer
+        self.updates += 1
         result = engine.strategy.optimizer_step(
             engine.root, [raw], clip=self._clips.pop(raw, None), scaler=self._scaler
         )
@@ -384,6 +340,7 @@ class _Batches:
         whole = len(self) * world.world_size if world.world_size > 1 else None
         for batch, index, _ in data:
             if whole is None or index < whole:
+                runtime.batches += 1
                 yield accelerator.to_device(batch, runtime.device) if accelerator.moves_batches else batch
 
     def __len__(self) -> int:

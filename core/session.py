@@ -23,7 +23,7 @@ from .data.datamodule import DataModule
 from .data.sharding import derive_accumulation
 from .data.transfer import ahead, transfer
 from .engine import build, compiling, with_hooks
-from .errors import STOPS, ConfigurationError, LaunchError, RankFailed, Terminated, TrivetError
+from .errors import ConfigurationError, LaunchError, Terminated, TrivetError
 from .hooks import Hooks, call, check_names, overrides
 from .launch import profiles
 from .launch.group import Group
@@ -83,7 +83,7 @@ def run(
         try:
             profiles.apply(plan.comm_profile, os.environ, world.local_world_size)
             backend = plan.backend if world.world_size > 1 else None
-            group = Group.open(world, backend, device, collective_timeout(trainer.timeout))
+            group = Group.open(world, backend, device, timeout=trainer.timeout)
             group.synchronize = accelerator.synchronize
             group.watch_over(trainer.pulse, trainer.whereabouts, trainer.timeout)
             beginning = Beginning(job.ckpt_path) if job.settled else resume.follow(trainer, job, group, leaving)
@@ -136,11 +136,6 @@ def run(
     if stop.requested and world.source != "local":  # too late to stop anything; a launcher answers for its workers
         raise stop.reason(trainer.progress.update)
     return left
-
-
-def collective_timeout(timeout: float | None) -> float:
-    """Of the process group: late enough for the watchdogs to say first what they found."""
-    return 1800.0 if timeout is None else timeout + 30.0
 
 
 def begun(trainer: Trainer, job: Job, beginning: Beginning) -> Job:
@@ -324,13 +319,8 @@ def on_failure(
     exception: BaseException, trainer: Trainer, job: Job, hooks: Hooks, group: Group | None
 ) -> BaseException:
     """Find out who failed first, tell the others, run the hooks, and return what to raise."""
-    if group is not None and group.world.world_size > 1 and not isinstance(exception, STOPS):
-        # a broken connection is a consequence: the news of its cause may take a moment
-        own = isinstance(exception, torch.OutOfMemoryError)  # a RuntimeError, too
-        consequence = isinstance(exception, (RuntimeError, RankFailed)) and not own
-        peer = group.failure(wait_s=2.0 if consequence else 0.0)
-        exception = peer or (group.explain(exception) if consequence else None) or exception
-        group.fail(exception)
+    if group is not None:
+        exception = group.settle(exception)
     try:
         call(hooks.on_exception, exception)
         if job.datamodule is not None:

@@ -12,6 +12,7 @@ import socket
 import time
 
 from ..errors import CheckpointError
+from ..processes import is_running
 from . import manifest as manifests
 from .files import Remote
 
@@ -64,16 +65,6 @@ def _is_dead(directory: Remote) -> bool:
         mark = json.loads((directory / manifests.MARKER).read_text())
         if time.time() - float(mark["time"]) > OLD_S:
             return True
-        return mark["host"] == socket.gethostname() and os.name == "posix" and not _runs(int(mark["process"]))
+        return mark["host"] == socket.gethostname() and os.name == "posix" and not is_running(int(mark["process"]))
     except (OSError, ValueError, KeyError, TypeError):
         return False  # it is just being written, or is somebody else's
-
-
-def _runs(process: int) -> bool:
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True

@@ -22,8 +22,9 @@ def show_env(argv: Sequence[str], *, prog: str) -> int:
     """Print it; the exit code is 2 where environments contradict one another."""
     parser = Words(prog=prog, description="Show who started this process and why, and what a profile would set.")
     parser.add_argument(
-        "--profile", metavar="NAME", help=f"show what it would set: auto, {', '.join(profiles.profiles())}"
-    )
+        "--profile", nargs="?", const="auto", metavar="NAME",
+        help=f"show what it would set: auto, which is meant without a name, {', '.join(profiles.profiles())}",
+    )  # fmt: skip
     parser.add_argument("--devices", type=int, metavar="N", help="with --profile: processes on this machine")
     parser.add_argument("--nodes", type=int, metavar="N", help="with --profile: machines")
     parser.add_argument("--json", action="store_true", help="print JSON")

@@ -6,7 +6,8 @@ import socket
 from typing import TYPE_CHECKING
 
 from ..errors import RankFailed
-from .nodes import Beats, Repeating, address_towards, post
+from . import failures
+from .nodes import Beats, Repeating, address_towards
 from .peers import Peers
 from .world import World
 
@@ -46,7 +47,7 @@ class Across:
     def _round(self, last: bool) -> None:
         self.beats.beat()
         if self.beats.tells and (lost := self.beats.lost()) is not None:
-            post(self._store, lost)
+            failures.post(self._store, lost)
         self._failed = self._failed or self._peers.look()
         if self._to_ask:
             self._peers.ask(self._to_ask)

@@ -1,8 +1,10 @@
-"""How a rank's failure travels: a record in the private directory of the launch, and back into an exception."""
+"""How a rank's failure travels: a record in the private directory of the launch, or in the store of the run, and back
+into an exception."""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import pickle
 import signal
@@ -12,10 +14,15 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
+from typing import TYPE_CHECKING
 
 import cloudpickle  # type: ignore[import-untyped]
 
 from ..errors import STOPS, RankFailed
+from ..processes import is_running
+
+if TYPE_CHECKING:
+    from torch.distributed import Store  # type: ignore[attr-defined]
 
 PLACE, STACK = "place", "stack"
 """What a worker's watchdog leaves in that directory: where the rank is, and after a crash the stacks."""
@@ -132,6 +139,28 @@ def asked_to_stop(directory: Path) -> int:
         return 0
 
 
+def post(store: Store, failure: Failure | RankFailed) -> None:
+    """Tell all ranks through their store, unless another failure was told before. Raises RuntimeError without a store,
+    as the next three do."""
+    record = [failure.rank, failure.type_name, failure.message, failure.traceback]
+    store.compare_set("failed", "", json.dumps(record))
+
+
+def posted(store: Store) -> RankFailed | None:
+    """The first failure that was told."""
+    return RankFailed(*json.loads(store.get("failed"))) if store.check(["failed"]) else None
+
+
+def post_stop(store: Store, number: int) -> None:
+    """Tell all ranks that a signal of this number asked the run to stop; the first one counts."""
+    store.compare_set("stop/asked", "", str(number))
+
+
+def posted_stop(store: Store) -> int:
+    """Which signal asked the run to stop, 0 if none did."""
+    return int(store.get("stop/asked")) if store.check(["stop/asked"]) else 0
+
+
 def write(directory: Path, failure: Failure) -> None:
     """Leave the record, once per rank: its first word about its own end counts. Readers see all of it or nothing."""
     path = directory / f"failure-{failure.rank}"
@@ -155,21 +184,6 @@ def process_ended(directory: Path, rank: int) -> bool:
     except (FileNotFoundError, ValueError):
         return False
     return not is_running(pid) and not (directory / f"done-{rank}").exists()
-
-
-def is_running(pid: int) -> bool:
-    """Whether the process runs. A dead child of this one counts as ended before anybody has collected its status."""
-    try:
-        return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
-    except (ChildProcessError, AttributeError):  # not our child, already collected, or a system without waitid
-        pass
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:  # another user's
-        return True
-    return True
 
 
 def of_peers(directory: Path, rank: int, world_size: int) -> RankFailed | None:

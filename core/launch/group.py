@@ -6,7 +6,6 @@ import contextlib
 import functools
 import gc
 import itertools
-import json
 import os
 import signal
 import sys
@@ -22,17 +21,19 @@ import torch.distributed as dist
 from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
 from torch.distributed.rendezvous import rendezvous
 
-from ..errors import CollectiveError, LaunchError, RankFailed
+from ..errors import STOPS, CollectiveError, LaunchError, RankFailed
 from . import alone, failures, watch
 from .across import Across
 from .nodes import LOST
-from .peers import Peers, posted
+from .peers import Peers
 from .uncaught import Uncaught
 from .watchdog import Watchdog
 from .world import World
 
 _CLOSE_S = 3.0
 _POLL_S = 0.5
+_COLLECTIVE_S = 1800.0
+_WORDS_S = 30.0
 if hasattr(os, "register_at_fork"):
     # A loader's worker must not free what it inherited as garbage: freeing a process group waits for its threads, which
     # a forked process has not, and the rank then waits for the worker.
@@ -73,12 +74,12 @@ class Group:
         world: World,
         backend: str | None,
         device: torch.device | None = None,
-        timeout_s: float = 1800.0,
+        timeout: float | None = None,
     ) -> Group:
         """Connect this process with the others; all ranks call it. A single process without launcher gets no store.
 
-        ``backend`` names that of torch's default process group (``"gloo"``, ``"nccl"``), None makes none. ``timeout_s``
-        bounds each collective.
+        ``backend`` names that of torch's default process group (``"gloo"``, ``"nccl"``), None makes none. ``timeout``
+        is that of `watch_over`: each collective is bounded late enough for the watchdogs to say first what they found.
         """
         if world.source == "single":
             return cls(world, None, device)
@@ -94,6 +95,7 @@ class Group:
         group = cls(world, PrefixStore(prefix, base), device, side)
         if backend is not None:
             try:
+                timeout_s = _COLLECTIVE_S if timeout is None else timeout + _WORDS_S
                 group.connect(backend, PrefixStore(f"{prefix}/torch", base), timeout_s)
             except BaseException as error:
                 group.fail(error)
@@ -155,11 +157,24 @@ class Group:
         self._told = not failure.interrupt
         if self._peers is not None and not failure.interrupt:
             Uncaught(self.side, self.world.rank).install()
+            if isinstance(exception, SystemExit):  # Python shows nothing of it; the terminal itself, as in Watchdog
+                print(failure.traceback, end="", file=sys.__stderr__, flush=True)
             self._peers.forget()
         if self.store is not None and not failure.interrupt and not failure.follows:
-            record = [failure.rank, failure.type_name, failure.message, failure.traceback]
             with contextlib.suppress(RuntimeError):  # the store went with the process that held it
-                self.store.compare_set("failed", "", json.dumps(record))
+                failures.post(self.store, failure)
+
+    def settle(self, exception: BaseException) -> BaseException:
+        """Find out which rank failed first, tell the others, and return what to raise. For a rank that failed."""
+        if self.world.world_size == 1 or isinstance(exception, STOPS):
+            return exception
+        # a broken connection is a consequence: the news of its cause may take a moment
+        own = isinstance(exception, torch.OutOfMemoryError)  # a RuntimeError, too
+        consequence = isinstance(exception, (RuntimeError, RankFailed)) and not own
+        peer = self.failure(wait_s=2.0 if consequence else 0.0)
+        exception = peer or (self.explain(exception) if consequence else None) or exception
+        self.fail(exception)
+        return exception
 
     def failure(self, wait_s: float = 0.0) -> RankFailed | None:
         """Which rank failed first, if it is another one; waits up to ``wait_s`` for the news. No collective."""
@@ -229,12 +244,11 @@ class Group:
 
     def _peer_failure(self) -> RankFailed | None:
         guard = watch.current()
-        try:
-            record = posted(self.store) if self.store is not None else None
-        except RuntimeError:  # the store went with the process that held it
-            record = None
-        if record is not None and record[0] != self.world.rank:
-            return RankFailed(*record)
+        told = None
+        with contextlib.suppress(RuntimeError):  # the store went with the process that held it
+            told = failures.posted(self.store) if self.store is not None else None
+        if told is not None and told.rank != self.world.rank:
+            return told
         return None if guard is None else guard.look()
 
 

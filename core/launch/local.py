@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import LaunchError
+from ..processes import is_running
 from . import failures, nodes, payload, profiles
 from .environment import Node
 from .launcher import Launcher
@@ -223,7 +224,7 @@ class _Launch:
         now = time.time()
         ended = False
         for rank, pid in self._pids().items():
-            if failures.is_running(pid):
+            if is_running(pid):
                 self.last_alive[rank] = now
             else:
                 ended |= not (self.directory / f"done-{rank}").exists()
@@ -252,7 +253,7 @@ class _Launch:
 
     def _kill(self) -> None:
         for rank, pid in self._pids().items():
-            if failures.is_running(pid):
+            if is_running(pid):
                 self.killed.add(rank)
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(pid, signal.SIGKILL)  # each worker leads a session of its own

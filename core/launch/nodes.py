@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import socket
 import struct
 import sys
@@ -13,7 +12,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from ..errors import RankFailed
-from . import watch
+from . import failures, watch
 
 if TYPE_CHECKING:
     from torch.distributed import Store  # type: ignore[attr-defined]
@@ -137,14 +136,12 @@ class News:
         store = self._store
         try:
             while self._to_post:
-                post(store, self._to_post.pop(0))
+                failures.post(store, self._to_post.pop(0))
             if self._to_ask:
-                store.compare_set("stop/asked", "", str(self._to_ask))
+                failures.post_stop(store, self._to_ask)
                 self._to_ask = 0
-            if self.failed is None and store.check(["failed"]):
-                self.failed = RankFailed(*json.loads(store.get("failed")))
-            if not self.asked and store.check(["stop/asked"]):
-                self.asked = int(store.get("stop/asked"))
+            self.failed = self.failed or failures.posted(store)
+            self.asked = self.asked or failures.posted_stop(store)
             self._beats.beat()
             self.alone = store.add("left", int(last)) >= self._num_nodes - 1
         except RuntimeError:
@@ -178,12 +175,6 @@ class Repeating:
                 self._round(last)
                 if not last:
                     self.wake.wait(_PERIOD_S)
-
-
-def post(store: Store, failure: RankFailed) -> None:
-    """Tell all ranks, unless another failure was told before."""
-    record = [failure.rank, failure.type_name, failure.message, failure.traceback]
-    store.compare_set("failed", "", json.dumps(record))
 
 
 def lost_after(timeout: float | None) -> float:

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import socket
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
 
 from torch.distributed import Store  # type: ignore[attr-defined]
 
 from ..errors import RankFailed
+from ..processes import is_running
 from . import failures
 
 
@@ -28,21 +27,23 @@ class Peers:
         self._unknown = [other for other in range(world_size) if other != rank]
         self._here: dict[int, tuple[int, Path]] = {}  # ranks on this machine: their processes, and what they note
         self.notes, path = tempfile.mkstemp(prefix="trivet-place-")  # where this rank is, for when it is killed
-        self._remove = [Path(path)]
+        self._remove = {Path(path)}
         store.set(f"process/{rank}", f"{os.getpid()} {_processes_of()} {path}")
 
     def look(self) -> RankFailed | None:
         """The first failure that was posted, else one whose process is gone; None if it is this rank's own."""
         try:
-            if (record := posted(self.store)) is not None:
-                return RankFailed(*record) if record[0] != self.rank else None
             self._find()
-            for rank, (process, notes) in self._here.items():
-                if not failures.is_running(process) and not self.store.check([f"done/{rank}"]):
-                    if (record := posted(self.store)) is not None:  # it told, and has ended since
-                        return RankFailed(*record) if record[0] != self.rank else None
-                    self._remove.append(notes)
-                    return failures.early_end(rank, failures.last_seen(notes, time.time()))
+            ended = (rank for rank, (process, _) in self._here.items() if not is_running(process))
+            gone = next((rank for rank in ended if not self.store.check([f"done/{rank}"])), -1)
+            told = failures.posted(self.store)  # asked after that: it may have told, and ended since
+            first = gone if told is None else told.rank
+            if first in self._here:
+                self._remove.add(self._here[first][1])  # it may never come to remove them itself
+            if told is not None:
+                return told if told.rank != self.rank else None
+            if gone >= 0:
+                return failures.early_end(gone, failures.last_seen(self._here[gone][1], time.time()))
         except RuntimeError:  # the store went with the process that held it
             pass
         return None
@@ -73,12 +74,12 @@ class Peers:
     def asked(self) -> int:
         """Which signal asked a rank to stop, 0 if none did."""
         with contextlib.suppress(RuntimeError):
-            return int(self.store.get("stop/asked")) if self.store.check(["stop/asked"]) else 0
+            return failures.posted_stop(self.store)
         return 0
 
     def ask(self, number: int) -> None:
         with contextlib.suppress(RuntimeError):
-            self.store.set("stop/asked", str(number))
+            failures.post_stop(self.store, number)
 
 
 def _processes_of() -> str:
@@ -88,9 +89,3 @@ def _processes_of() -> str:
         return f"{boot}/{os.readlink('/proc/self/ns/pid')}"
     except OSError:  # not Linux
         return socket.gethostname()
-
-
-def posted(store: Store) -> list[Any] | None:
-    """Rank, type, message and traceback of the first failure that a rank told. Raises RuntimeError without a store."""
-    record: list[Any] | None = json.loads(store.get("failed")) if store.check(["failed"]) else None
-    return record

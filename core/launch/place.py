@@ -16,8 +16,6 @@ from . import alone
 
 _COLLECTIVES = "torch.distributed.distributed_c10d"
 _INSTALLED = tuple(f"{path}/" for name in ("stdlib", "platstdlib", "purelib") if (path := sysconfig.get_path(name)))
-# what a rank may be in while it is inside of a backward, where collectives are called in C++
-_BACKWARDS = ("all_reduce", "reduce_scatter_tensor", "backward")
 
 
 @dataclass(frozen=True)
@@ -137,6 +135,8 @@ def _waits(frames: list[FrameType]) -> tuple[str, bool]:
         name, module = frame.f_code.co_name, _module(frame)
         if is_users(frame):
             break
+        if name == "<module>" and _is_torchs(frame):  # what torch does while it is imported is no waiting
+            return "", False
         if (name.startswith("__") and name != "__next__") or name == "<module>":
             continue
         if module == _COLLECTIVES and not name.startswith("_"):

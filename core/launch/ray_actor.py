@@ -33,7 +33,8 @@ class Facts(NamedTuple):
 
 
 class News(NamedTuple):
-    """What an actor has to say: how its rank failed, which signal asked it to stop, whether its process has ended."""
+    """What an actor has to say: how its rank failed, or what that says of another one; which signal asked it to stop;
+    whether its process has ended."""
 
     failure: Failure | None = None
     asked: int = 0
@@ -50,6 +51,7 @@ class Rank:
         (self.directory / "out").mkdir()
         self.process: subprocess.Popen[bytes] | None = None
         self.said = News()  # what the driver knows
+        self.told: set[int] = set()  # of which ranks the driver said that they failed
         self.store: Any = None
 
     def facts(self) -> Facts:
@@ -97,12 +99,13 @@ class Rank:
         while time.monotonic() < limit:
             code = self.process.poll()
             asked = failures.asked_to_stop(self.directory)
-            own = [one for one in failures.read(self.directory) if one.rank == self.rank]
+            there = [one for one in failures.read(self.directory) if one.rank not in self.told]
+            own = [one for one in there if one.rank == self.rank]
             if code is not None:
                 done = code == 0 and (self.directory / f"done-{self.rank}").exists()
                 silent = None if done or own else self._silent(code)
                 return News(own[0] if own else silent, asked, ended=True)
-            news = News(own[0] if own else None, asked)
+            news = News(next(iter(own or there), None), asked)  # of another one: what the watchdog found
             if news != self.said:
                 self.said = news
                 return news
@@ -115,6 +118,7 @@ class Rank:
     def tell(self, failure: Failure | None, asked: int, interrupt: bool) -> None:
         """Let this rank know that another one has failed, or that it is asked to stop."""
         if failure is not None:
+            self.told.add(failure.rank)
             failures.write(self.directory, failure)
         if asked:
             failures.ask_to_stop(self.directory, asked)

@@ -197,19 +197,19 @@ class _Launch:
                     news = ray.get(reference)
                 except ray.exceptions.RayError as error:
                     news = News(_died(rank, error), ended=True)
-                self._pass_on(rank, news)
+                self._pass_on(news)
                 if not news.ended:
                     waiting[self.actors[rank].news.remote()] = rank
             if self.asking.number and not self.told:
                 self._tell(asked=self.asking.number, interrupt=True)
 
-    def _pass_on(self, rank: int, news: News) -> None:
+    def _pass_on(self, news: News) -> None:
         failure = news.failure
-        if failure is not None and rank not in [known.rank for known in self.found]:
+        if failure is not None and failure.rank not in [known.rank for known in self.found]:
             self.found.append(failure)
             if not failure.interrupt:
                 self.deadline = min(self.deadline, time.monotonic() + KILL_S)
-                self._tell(failure, but=rank)
+                self._tell(failure, but=failure.rank)
         if news.asked and not self.told:
             self._tell(asked=news.asked)
 

@@ -54,7 +54,7 @@ def of(places: Mapping[int, Place], world_size: int, seconds: float) -> Verdict:
     """Who is waited for, where nothing has happened for so many seconds. Ranks that are missing did not answer."""
     if (found := certain(places, world_size)) is not None:
         return found
-    begin = f"nothing happened for {seconds:.3g} s (Trainer(timeout=...))"
+    begin = f"nothing happened for {seconds:.3g} s (timeout)"
     if silent := sorted(set(range(world_size)) - set(places)):
         rank = silent[0]
         text = f"{begin}, and rank {rank} does not answer: code of it that is not Python's holds it up, or it is gone"

@@ -26,10 +26,9 @@ from .verdict import Verdict
 from .world import World
 
 QUIET_S = 5.0
-"""After how long a rank that waits in a collective shows the others where; before that there is no traffic at all."""
+"""After how long a rank that waits in a collective shows the others where. Before that it looks if one asks."""
 
 _PERIOD_S = 0.5
-_TRAINED = 4  # what of a pulse says that something was trained
 _LOOKS = 4  # how often in a row a mismatch has to be seen
 _ANSWER_S = 2.5
 _MUTE_S = 4.0  # how much later than this thread the one in C ends a process whose interpreter is held up
@@ -39,10 +38,10 @@ _STOP_S = 3.0
 class Watchdog:
     """Watches the thread that makes it.
 
-    ``pulse`` gives what changes while the run gets on, ``progress`` the same in words. ``timeout``: after how many
-    seconds without a change the run ends, None for never. Where ranks wait in collectives that can never meet, it ends
-    without one. ``store`` is a client of its own, None for a single process. ``notes`` is a file where it leaves where
-    the rank is, and ``forget`` removes it.
+    ``pulse`` gives what changes while the run gets on, first what was trained, and ``progress`` the same in words.
+    ``timeout``: after how many seconds without a change the run ends, None for never. Where ranks wait in collectives
+    that can never meet, it ends without one. ``store`` is a client of its own, None for a single process. ``notes`` is
+    a file where it leaves where the rank is, and ``forget`` removes it.
     """
 
     def __init__(
@@ -120,6 +119,7 @@ class Watchdog:
         try:
             while not self._stopped.wait(_PERIOD_S):
                 if self.off:
+                    self._disarm()
                     continue
                 try:
                     if self._look():
@@ -129,16 +129,15 @@ class Watchdog:
                         return
                 except OSError:  # a full disk: what it notes is missing then, the run goes on
                     pass
-        except BaseException:
-            self._disarm()  # or the thread in C would end a healthy run, since this one no longer defers it
-            raise
+        finally:
+            self._disarm()  # or the thread in C would end a rank that is well, since this one no longer defers it
 
     def _look(self) -> bool:
         """Whether the run was ended."""
         at, now = self._pulse(), time.monotonic()
         pulse: tuple[Any, ...] = (at, collectives_begun())
-        self._first = at[:_TRAINED] if self._first is None else self._first
-        if at[:_TRAINED] == self._first:  # imports, data and building take as long as they get on
+        self._first = at[0] if self._first is None else self._first
+        if at[0] == self._first:  # imports, data and building take as long as they get on
             pulse = (*pulse, place.fingerprint(self._ident))
         if pulse != self._seen:
             self._seen, self._since = pulse, now
@@ -278,8 +277,7 @@ class Watchdog:
             # the terminal itself: what this rank prints otherwise may go into a file
             print(f"{failure.traceback}{failure.error()}", file=sys.__stderr__, flush=True)
         if self.store is not None and self.world.rank == speaker:
-            record = [failure.rank, failure.type_name, failure.message, failure.traceback]
-            self.store.compare_set("failed", "", json.dumps(record))
+            failures.post(self.store, failure)
             self.store.set("said", "")
         if self.world.rank == found.rank:
             self._forget()

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import sys
 import time
 from pathlib import Path
 
@@ -17,6 +18,8 @@ def fail(kind):
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB.")
     if kind in ("raise", "teardown", "save"):
         raise ValueError("boom")
+    if kind == "sys.exit":
+        sys.exit(3)
     if kind == "exit 3":
         os._exit(3)
     if kind == "kill -9":
@@ -53,7 +56,7 @@ class Failing(trivet.Module):
 
     def training_step(self, batch, batch_idx):
         if batch_idx == 2:
-            self.fail("raise", "exit 3", "kill -9", "hang", "hang in C", "oom", "collective", "guard")
+            self.fail("raise", "sys.exit", "exit 3", "kill -9", "hang", "hang in C", "oom", "collective", "guard")
         return self.layer(batch).mean()
 
     def on_save_checkpoint(self, checkpoint):

@@ -24,7 +24,7 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 KINDS = (
-    "raise", "exit 3", "kill -9", "hang", "hang in C", "collective", "guard", "oom", "teardown", "save",
+    "raise", "sys.exit", "exit 3", "kill -9", "hang", "hang in C", "collective", "guard", "oom", "teardown", "save",
 )  # fmt: skip
 LAUNCHERS = ("local", "torchrun", "ray")
 TIMEOUT_S = 4
@@ -33,10 +33,11 @@ WAITS = {"hang": TIMEOUT_S, "hang in C": TIMEOUT_S, "collective": TIMEOUT_S, "gu
 # What has to be said of the rank that failed, by kind; None where torch's agent says it (torchrun) or Trivet (else).
 SAID = {
     "raise": "ValueError: boom",
+    "sys.exit": "SystemExit: 3",
     "exit 3": "exit code 3|an early end",
     "kill -9": "SIGKILL|an early end",
     "hang": r"Hang: nothing happened for 4 s .*Failing\.training_step",
-    "hang in C": r"Hang: .*rank {rank} does not answer|exit code 1",
+    "hang in C": r"Hang: .*rank {rank} does not answer",
     "collective": r"CollectiveMismatch: ranks call different collectives.*waits in barrier.*waits in backward",
     "guard": r"CollectiveMismatch: a collective inside trivet.rank_zero.*waits in all_reduce",
     "oom": "OutOfMemoryError: CUDA out of memory",
@@ -66,7 +67,7 @@ class Row:
         """What is not as it has to be."""
         text = SAID[self.kind].format(rank=self.rank)
         said = re.compile(rf"rank {self.rank} failed with (?:{text})")
-        shown = re.compile(rf"(?m)^(?:\[rank{self.rank}\]: )?(?:ValueError: boom|torch.OutOfMemoryError)")
+        shown = re.compile(rf"(?m)^(?:\[rank{self.rank}\]: )?(?:ValueError: boom|SystemExit: 3|torch.OutOfMemoryError)")
         limit = LIMIT_S + WAITS.get(self.kind, 0)
         found = {
             f"it took {self.seconds:.1f} s": self.seconds > limit,
@@ -74,8 +75,10 @@ class Row:
             f"processes are left: {self.left}": bool(self.left),
             "the port is not free": not self.port_free,
             f"nobody said {said.pattern!r}": not said.search(self.output) and not shown.search(self.output),
-            "the traceback is not shown once": self.output.count('raise ValueError("boom")') > 1,
-            f"hooks: {self.hooks}": self.kind in ("raise", "oom") and self.hooks != "ran on both, and knew which rank",
+            "the traceback is not shown once": len(re.findall(r'raise ValueError\("boom"\)|sys.exit\(3\)', self.output))
+            > 1,
+            f"hooks: {self.hooks}": self.kind in ("raise", "sys.exit", "oom")
+            and self.hooks != "ran on both, and knew which rank",
             f"the first line is {self.first!r}": not self._good_first(),
         }
         return [text for text, wrong in found.items() if wrong]
@@ -138,7 +141,7 @@ def run(kind: str, rank: int, launcher: str, python: str = sys.executable) -> Ro
         for pid in left:
             os.kill(int(pid), signal.SIGKILL)
         process.wait()
-        text = (notes / "output").read_text(errors="replace")
+        text = (notes / "output").read_text(errors="replace").replace(f"{HERE}{os.sep}", "")
         failed = notes / "failed-at"
         seconds = ended - float(failed.read_text()) if failed.exists() else float("inf")
         lines = [line for line in text.splitlines() if line.strip() and not of_others(line)]

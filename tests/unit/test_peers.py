@@ -43,6 +43,8 @@ def test_what_it_told_before_counts(peers, tmp_path, ended):
     peers.store.set("failed", '[1, "ValueError", "boom", "its traceback"]')
     found = peers.look()
     assert (found.type_name, found.message, found.traceback) == ("ValueError", "boom", "its traceback")
+    peers.forget()
+    assert not (tmp_path / "notes").exists()  # of a rank that was ended by force
 
 
 @pytest.mark.parametrize("how", ["runs", "done", "elsewhere"])

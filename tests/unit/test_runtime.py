@@ -1,6 +1,7 @@
 """Runtime: a plain PyTorch loop with five changed lines, over the same plugins."""
 
 import pathlib
+import time
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from torch import nn
 from torch.nn.functional import mse_loss
 from torch.utils.data import DataLoader, TensorDataset
 from trivet.checkpoint import directory
-from trivet.errors import CheckpointError, ConfigurationError, PlanError
+from trivet.errors import CheckpointError, ConfigurationError, PlanError, RankFailed
 
 SAMPLES, BATCH = 16, 2
 FP16 = {"name": "fp16-mixed", "initial": 1024.0}  # the default scale does not fit into a float16 gradient of 1
@@ -93,6 +94,21 @@ def test_accumulation_and_clipping(world_size, clip):
 
 def test_it_starts_processes_itself():
     close(launch(loop, devices=2), plain_loop(BATCH * 2))
+
+
+def hanging(runtime):
+    model = net().double()
+    model, optimizer = runtime.setup(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    for index, (x, y) in enumerate(runtime.setup_dataloader(DataLoader(data(), BATCH))):
+        if index == 2 and runtime.world.rank == 1:
+            time.sleep(60)
+        runtime.backward(mse_loss(model(x.double()), y.double()))
+        optimizer.step()
+
+
+def test_a_rank_that_hangs_ends_the_run():
+    with pytest.raises(RankFailed, match=r"nothing happened .*: rank 1 is at .*in hanging \(update 2, batch 3\)"):
+        launch(hanging, devices=2, timeout="2 s")
 
 
 def overflow(runtime):

@@ -27,7 +27,7 @@ def sure(*places):
 def test_the_rank_that_the_others_wait_for_is_named():
     found = of(at(0, "backward", 9), at(1))
     assert (found.rank, found.kind, found.stack) == (1, verdict.HANG, "line 1")
-    assert found.text.startswith("nothing happened for 9 s (Trainer(timeout=...)): rank 1 is at net.py:1, in Net.")
+    assert found.text.startswith("nothing happened for 9 s (timeout): rank 1 is at net.py:1, in Net.")
     assert "rank 0 waits in backward (collective 9) at net.py:0" in found.text
     assert of(at(0), at(1, "all_reduce", 9)).rank == 0
     assert of(at(0, "the next batch of a DataLoader", plain=False), at(1, "backward", 9)).rank == 0

@@ -48,6 +48,16 @@ def test_a_watch_that_cannot_go_on_leaves_no_timer_that_ends_the_run(faults, mon
     found.stop()
 
 
+def test_a_run_that_has_failed_may_take_its_time(faults):
+    found = watching(lambda: ("same",))
+    time.sleep(2 * watchdog._PERIOD_S)
+    assert found._dump is not None
+    found.off = True
+    time.sleep(2 * watchdog._PERIOD_S)
+    assert found._dump is None
+    found.stop()
+
+
 def test_workers_notes_are_closed(faults, tmp_path):
     guard = watch.Watch(lambda: None, last_words=print, asked=lambda: 0, ask=print, directory=tmp_path)
     watch.set_current(guard)

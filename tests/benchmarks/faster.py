@@ -9,7 +9,6 @@ loop by hand without any option. torch's Inductor needs a C++ compiler; where it
 
 from __future__ import annotations
 
-import argparse
 import gc
 import itertools
 import os
@@ -17,7 +16,6 @@ import statistics
 import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import pages
@@ -118,9 +116,7 @@ def table(found: dict[tuple[str, Chosen], list[float]], failed: dict[Chosen, str
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--write", type=Path, help="put the tables into this page")
+    parser = pages.parser(__doc__, 5)
     options = parser.parse_args()
     torch.set_num_threads(1)
     warnings.filterwarnings("ignore")
@@ -129,9 +125,7 @@ def main() -> None:
     for make in makes:
         parts.append(f"**{make().name}**\n\n{table(*measure(make, options.rounds))}")
     text = "\n\n".join(parts)
-    print(text)
-    if options.write:
-        pages.put(options.write, text, START, END)
+    pages.show(text, options.write, START, END)
 
 
 if __name__ == "__main__":

@@ -9,13 +9,11 @@ dropped.
 
 from __future__ import annotations
 
-import argparse
 import os
 import statistics
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pages
 import speed_report
@@ -70,15 +68,11 @@ def table(found: dict[str, list[float]]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=11)
-    parser.add_argument("--write", type=Path, help="put the table into this page")
+    parser = pages.parser(__doc__, 11)
     options = parser.parse_args()
     about = speed_report.about("imports.py", ["torch", "trivet"], options.rounds, os.getloadavg()[:1])
     text = f"{about}\n\n{table(measure(options.rounds))}"
-    print(text)
-    if options.write:
-        pages.put(options.write, text, START, END)
+    pages.show(text, options.write, START, END)
 
 
 if __name__ == "__main__":

@@ -221,11 +221,9 @@ def _row(what: str, of: dict[str, float]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=7)
+    parser = pages.parser(__doc__, 7)
     parser.add_argument("--quick", action="store_true", help="a tenth of the steps, three rounds")
     parser.add_argument("--figure", help=argparse.SUPPRESS)
-    parser.add_argument("--write", type=Path, help="put the tables into this page")
     options = parser.parse_args()
     torch.set_num_threads(1)
     if options.figure:
@@ -236,9 +234,7 @@ def main() -> None:
     parts = [grown(options.quick, rounds), world(options.quick), memory(options.quick, rounds)]
     about = speed_report.about("lasting.py", ["torch", "trivet"], rounds, os.getloadavg()[:1])
     text = "\n\n".join([about, *parts])
-    print(text)
-    if options.write:
-        pages.put(options.write, text, START, END)
+    pages.show(text, options.write, START, END)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ that script once more. Peers that are not installed are left out.
 
 from __future__ import annotations
 
-import argparse
 import importlib.util
 import itertools
 import os
@@ -165,11 +164,9 @@ def measure(names: list[str], rounds: int, steps: int) -> dict[str, list[float]]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = pages.parser(__doc__, 11)
     parser.add_argument("--contenders", nargs="*", default=list(PEERS), choices=PEERS)
-    parser.add_argument("--rounds", type=int, default=11)
     parser.add_argument("--steps", type=int, default=1000)
-    parser.add_argument("--write", type=Path, help="put the table into this page")
     options = parser.parse_args()
     given = dict.fromkeys(["plain", "plain again", *options.contenders])
     names = [name for name in given if importlib.util.find_spec(PEERS[name]) is not None]
@@ -180,9 +177,7 @@ def main() -> None:
     rows = speed_report.table(speed.summary(rounds), "median")
     about = speed_report.about("pairs.py", [PEERS[name] for name in names], options.rounds, os.getloadavg()[:1])
     text = f'{about} Two processes, gloo. "plain again" is the noise.\n\n{rows}'
-    print(text)
-    if options.write:
-        pages.put(options.write, text, START, END)
+    pages.show(text, options.write, START, END)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,6 @@ once more: its price is the noise.
 
 from __future__ import annotations
 
-import argparse
 import os
 import statistics
 import tempfile
@@ -62,18 +61,14 @@ def table(found: dict[str, list[float]]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=15)
+    parser = pages.parser(__doc__, 15)
     parser.add_argument("--steps", type=int, default=1000)
-    parser.add_argument("--write", type=Path, help="put the table into this page")
     options = parser.parse_args()
     torch.set_num_threads(1)
     found = measure(options.rounds, options.steps)
     about = speed_report.about("prices.py", ["torch", "trivet"], options.rounds, os.getloadavg()[:1])
     text = f"{about}\n\n{table(found)}"
-    print(text)
-    if options.write:
-        pages.put(options.write, text, START, END)
+    pages.show(text, options.write, START, END)
 
 
 if __name__ == "__main__":

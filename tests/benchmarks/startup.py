@@ -13,7 +13,6 @@ the caches and is dropped.
 
 from __future__ import annotations
 
-import argparse
 import os
 import resource
 import statistics
@@ -21,6 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from importlib.metadata import version
 from pathlib import Path
 from typing import NamedTuple
 
@@ -154,19 +154,12 @@ def table(found: dict[str, list[Spent]]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=11)
-    parser.add_argument("--write", type=Path, help="a page to put the table into")
-    options = parser.parse_args()
+    options = pages.parser(__doc__, 11).parse_args()
     text = table(measure(options.rounds))
-    print(text)
-    if options.write is not None:
-        commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True).stdout.strip()
-        import torch
-
-        about = f"{options.rounds} rounds on {time.strftime('%Y-%m-%d')} at {commit}, torch {torch.__version__}, "
-        about += f"{os.cpu_count()} cores. Seconds are of that machine; the ratios are medians over rounds."
-        pages.put(options.write, f"{text}\n\n{about}", "<!-- startup -->", "<!-- /startup -->")
+    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True).stdout.strip()
+    about = f"{options.rounds} rounds on {time.strftime('%Y-%m-%d')} at {commit}, torch {version('torch')}, "
+    about += f"{os.cpu_count()} cores. Seconds are of that machine; the ratios are medians over rounds."
+    pages.show(f"{text}\n\n{about}", options.write, "<!-- startup -->", "<!-- /startup -->")
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -87,8 +88,9 @@ def generator_address(generator: torch.Generator) -> int:
     return int(generator._cdata)  # type: ignore[attr-defined]
 
 
-def registries(module: nn.Module) -> list[dict[str, Any]]:
+def registries(module: nn.Module) -> list[Mapping[str, Any]]:
     """The dicts in which a module and all its parts keep parameters and parts: live, to be looked at again and again.
+    Those of a ``torch.jit.ScriptModule`` are no dicts, but have ``values`` and the like.
 
     torch has public walks over them (``named_parameters``, ``children``), which take 0.5 us and more for each entry,
     and public hooks on registration, which do not tell what is taken out.

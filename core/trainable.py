@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from itertools import chain
-from operator import attrgetter, is_
+from operator import attrgetter, is_, methodcaller
 
 from torch import nn
 
 from .torch_compat import registries
 
-_REQUIRES_GRAD = attrgetter("requires_grad")
+_REQUIRES_GRAD, _VALUES = attrgetter("requires_grad"), methodcaller("values")
 
 
 class Trainable(set[nn.Parameter]):
@@ -17,7 +17,7 @@ class Trainable(set[nn.Parameter]):
 
     A walk over ``module.parameters()`` takes 0.5 to 0.9 us a tensor, which is done at each update; `still` takes a
     tenth of it, in loops of C. It compares objects, so that it sees layers and parameters that were put in, taken out
-    or exchanged in any way.
+    or exchanged, in any way but one: a dict that is itself replaced (``module._parameters = {...}``) goes unseen.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -25,7 +25,9 @@ class Trainable(set[nn.Parameter]):
         super().__init__(param for param in parameters if param.requires_grad)
         self.module, self._parameters = module, parameters
         self._flags = list(map(_REQUIRES_GRAD, parameters))
-        self._registries = registries(module)
+        tables = registries(module)
+        self._views = [table.values() for table in tables if isinstance(table, dict)]  # live
+        self._scripted = [table for table in tables if not isinstance(table, dict)]  # of a `torch.jit.ScriptModule`
         self._registered = self._entries()
 
     def still(self, module: nn.Module) -> bool:
@@ -39,7 +41,7 @@ class Trainable(set[nn.Parameter]):
         return set, (list(self),)  # a copy is of other parameters or another process: nothing to compare with
 
     def _entries(self) -> list[object]:
-        return list(chain.from_iterable(map(dict.values, self._registries)))
+        return list(chain.from_iterable(chain(self._views, map(_VALUES, self._scripted))))
 
 
 def trainable(module: nn.Module, before: set[nn.Parameter] | None) -> Trainable:

@@ -4,6 +4,7 @@ import copy
 import pickle
 
 import pytest
+import torch
 from torch import nn
 from trivet.trainable import Trainable, trainable
 
@@ -49,3 +50,16 @@ def test_what_a_strategy_set_itself_is_looked_at_anew():
 def test_a_copy_is_a_plain_set():
     found = trainable(Net(), None)
     assert type(copy.deepcopy(found)) is type(pickle.loads(pickle.dumps(found))) is set
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+def test_a_scripted_part_has_no_dicts():
+    net = nn.Sequential(torch.jit.script(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))), nn.Linear(2, 1))
+    found = trainable(net, None)
+    assert len(found) == 6
+    assert trainable(net, found) is found
+    getattr(net[0], "0").weight = nn.Parameter(torch.ones(2, 2))
+    again = trainable(net, found)
+    assert again == set(net.parameters()) != found
+    next(net[0].parameters()).requires_grad_(False)
+    assert len(trainable(net, again)) == 5

@@ -110,7 +110,8 @@ class CUDA(Accelerator):
         torch.cuda.reset_peak_memory_stats(device)
         if self.copy_stream:
             self._copies = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-            self.ahead = self._begun if self.prefetch else None
+            own = type(self).to_device is not CUDA.to_device  # a subclass's way, which looking ahead would pass by
+            self.ahead = self._begun if self.prefetch and not own else None
         if self.cudnn_benchmark is not None:
             self._before["benchmark"] = torch.backends.cudnn.benchmark
             torch.backends.cudnn.benchmark = self.cudnn_benchmark

@@ -232,10 +232,18 @@ def test_transfer_has_a_stream_of_its_own_for_which_computing_waits(transfers: l
     assert given()["y"][1] == "text"
     assert transfers == [("compute", "waits for", "copy 2"), *read], "for this batch alone"
     cuda.teardown()
-    assert (cuda.ahead, CUDA(prefetch=False).ahead) == (None, None)
+    assert cuda.ahead is None
     transfers.clear()
     cuda.to_device(BATCH["x"], DEVICE)
     assert transfers == [("to", DEVICE, True)]
+
+    class Own(CUDA):
+        def to_device(self, batch: Any, device: torch.device) -> Any:
+            return {"own": super().to_device(batch, device)}
+
+    for other in (Own(), CUDA(prefetch=False), CUDA(copy_stream=False)):
+        other.setup(DEVICE)
+        assert other.ahead is None, "what a subclass does besides would be lost"
 
 
 def test_what_setup_changes_is_put_back(transfers: list[tuple[Any, ...]], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -56,6 +56,10 @@ def test_layers_that_do_not_fit_are_left_alone_and_listed() -> None:
     assert type(converted(smallest=16, skip="wide")[1].wide) is nn.Linear, "one name alone"
     with pytest.raises(ConfigurationError, match=r"skip names 'heat', and the model has no .* Did you mean 'head'\?"):
         converted(skip=["wide", "heat"])
+    shared = Net()
+    shared.tail = nn.Sequential(shared.wide)
+    FP8Mixed(smallest=16, skip=["tail"]).convert(shared)
+    assert type(shared.wide) is nn.Linear, "the second name of a shared one"
     precision, net = converted()
     assert precision.converted.startswith("0 of 7 linear layers multiply in float8 (tensorwise, emulated); left in")
     assert type(net.wide) is nn.Linear

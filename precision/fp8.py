@@ -81,7 +81,7 @@ class FP8Mixed(BF16Mixed):
         self.emulate = emulate
         self.smallest = smallest
         self.multiple_of = multiple_of
-        self.skip = (skip,) if isinstance(skip, str) else tuple(skip)
+        self.skip = skip
         self.all_gather = all_gather
         self._emulates = emulate is not False  # until the device is known
 

@@ -41,7 +41,7 @@ class Frozen(BF16Mixed):
             )
         super().__init__()
         self.smallest = smallest
-        self.skip = (skip,) if isinstance(skip, str) else tuple(skip)
+        self.skip = skip
 
     @property
     def needs(self) -> Needs:

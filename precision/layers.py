@@ -24,6 +24,7 @@ class Choice:
     def __init__(
         self, module: nn.Module, skip: Sequence[str], unfit: Unfit, again: Sequence[str] = ("Float8Linear",)
     ) -> None:
+        skip = (skip,) if isinstance(skip, str) else skip
         named: dict[nn.Module, list[str]] = {}  # a shared one has several names
         for name, sub in module.named_modules(remove_duplicate=False):
             named.setdefault(sub, []).append(name)

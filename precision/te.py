@@ -50,7 +50,7 @@ class TransformerEngine(BF16Mixed):
         super().__init__()
         self.recipe = recipe
         self.smallest = smallest
-        self.skip = (skip,) if isinstance(skip, str) else tuple(skip)
+        self.skip = skip
 
     @property
     def needs(self) -> Needs:

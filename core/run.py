@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from operator import methodcaller
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -108,7 +109,7 @@ class Run:
         if self.engine.step.compiled:  # what is recorded is no part of a graph
             for name in ("log", "log_dict"):
                 object.__setattr__(module, name, torch.compiler.disable(getattr(module, name)))  # type: ignore[no-untyped-call]
-        self.zero_grad: Callable[[Any], None] = Optimizer.zero_grad  # no frame between, where nobody overrides it
+        self.zero_grad: Callable[[Any], None] = methodcaller("zero_grad")  # no frame between, where nobody overrides it
         if overrides(module, Module, "optimizer_zero_grad"):
             at = self.progress
             self.zero_grad = lambda optimizer: module.optimizer_zero_grad(at.epoch, at.batch, optimizer)

@@ -68,6 +68,20 @@ def test_gradients_may_be_kept():
     assert module.history == [-1.0, -4.0, -8.0]
 
 
+def test_an_optimizer_clears_gradients_in_its_own_way():
+    class Keeps(torch.optim.SGD):
+        def zero_grad(self, set_to_none=True):
+            pass
+
+    class Own(scalar.Scalar):
+        def configure_optimizers(self):
+            return Keeps(self.parameters(), lr=1.0)
+
+    module = Own()
+    scalar.trainer().fit(module, scalar.loader([1.0, 2.0, 4.0]))
+    assert module.history == [-1.0, -4.0, -11.0]
+
+
 # ------------------------------------------------------------------------------------------------------------- clipping
 
 

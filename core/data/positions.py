@@ -87,37 +87,32 @@ class Reads:
         """Whether not all generators are seeded, or perhaps not for long."""
         return self.probes > 0 or self.seed is not seed_all
 
-    def one(self, placed: Placed) -> Any:
-        """A batch that the data set builds."""
-        index, position, seed, epoch = placed
-        return self._read(self.get, index, derive(seed, SAMPLE, epoch, position))
-
     def batch(self, indices: Indices) -> Any:
         """The samples of a batch."""
         seed, epoch, start = indices.seed, indices.epoch, indices.start
         if self.many is not None:
-            return self._read(self.many, indices[:], derive(seed, SAMPLE, epoch, start))
+            return self.one(self.many, indices[:], start, seed, epoch)
         get = self.get
         if self.seed is None:
             before = mark()
             samples = [get(index) for index in list.__iter__(indices)]
             if mark() == before:
                 return samples
-            self.notice(before)
+            self._notice(before)
         numbered = enumerate(list.__iter__(indices), start)
-        return [self._read(get, index, derive(seed, SAMPLE, epoch, position)) for position, index in numbered]
+        return [self.one(get, index, position, seed, epoch) for position, index in numbered]
 
-    def _read(self, get: Callable[[Any], Any], index: Any, value: int) -> Any:
-        """One read; ``value`` is its seed."""
+    def one(self, get: Callable[[Any], Any], index: Any, position: int, seed: int, epoch: int) -> Any:
+        """One read: of a sample, or of a whole batch."""
         if self.seed is None:
             before = mark()
             result = get(index)
             if mark() == before:
                 return result
-            self.notice(before)
-        return self._seeded(get, index, value)
+            self._notice(before)
+        return self._seeded(get, index, derive(seed, SAMPLE, epoch, position))
 
-    def notice(self, before: bytes) -> None:
+    def _notice(self, before: bytes) -> None:
         """A read moved a generator that was not seeded."""
         self.seed = seed_all if mark()[of_host] != before[of_host] else seed_torch
 
@@ -148,26 +143,18 @@ class Reader:
     Everything else, also setting an attribute, goes to the user's data set.
     """
 
-    __slots__ = ("_get", "_reads", "_wrapped")
+    __slots__ = ("_get", "_one", "_reads", "_wrapped")
 
     def __init__(self, dataset: Any, *, quiet: bool) -> None:
         reads = Reads(dataset, quiet=quiet)
-        for name, value in (("_wrapped", dataset), ("_reads", reads), ("_get", reads.get)):
+        for name, value in (("_wrapped", dataset), ("_reads", reads), ("_get", reads.get), ("_one", reads.one)):
             object.__setattr__(self, name, value)
 
     def __getitems__(self, indices: Indices) -> Any:
         return self._reads.batch(indices)
 
     def __getitem__(self, index: Any) -> Any:
-        if type(index) is not Placed:
-            return self._wrapped[index]
-        if self._reads.seed is None:  # here, since each batch that a data set builds comes this way
-            before = mark()
-            result = self._get(index[0])
-            if mark() == before:
-                return result
-            self._reads.notice(before)
-        return self._reads.one(index)
+        return self._one(self._get, *index) if type(index) is Placed else self._wrapped[index]
 
     def __len__(self) -> int:
         return len(self._wrapped)

@@ -23,7 +23,7 @@ from .sharding import (
     limited,
     local_part,
 )
-from .window import Weigh, Window, reweigh_, weigh_
+from .window import Ahead, Weigh, Window, reweigh_, weigh_
 
 MODES = ("min_size", "max_size_cycle", "max_size", "sequential")
 COMBINED = 4  # which stream of random numbers, see `positions`
@@ -218,8 +218,8 @@ class Combined:
     def num_updates(self) -> int | None:
         return self._longest.num_updates
 
-    def epoch(self, epoch: int) -> Iterator[Window]:
-        """The windows of one epoch, from the position that was loaded where there is one."""
+    def epoch(self, epoch: int, ahead: Ahead | None = None) -> Iterator[Window]:
+        """The windows of one epoch, from the position that was loaded where there is one; ``ahead`` has no part."""
         for windows in zip_longest(*(source.epoch(epoch) for source in self._sources)):
             yield self._join(windows)
 

@@ -17,7 +17,7 @@ from .loader_copy import copy_loader
 from .order import Order
 from .positions import ORDER, SAMPLE, Indices
 from .sharding import OwnsPosition, describe, known_length, limited, local_part
-from .window import Weigh, Window, behind, beyond, reweigh_, sum_over_ranks
+from .window import Ahead, Weigh, Window, behind, beyond, reweigh_, sum_over_ranks
 
 _END: Any = object()
 
@@ -196,8 +196,9 @@ class Stream:
     def num_updates(self) -> int | None:
         return None if (total := self.num_batches) is None else -(-total // self._accumulate)
 
-    def epoch(self, epoch: int) -> Iterator[Window]:
-        """The windows of one epoch, from the position that was loaded where the loader can go there."""
+    def epoch(self, epoch: int, ahead: Ahead | None = None) -> Iterator[Window]:
+        """The windows of one epoch, from the position that was loaded where the loader can go there. ``ahead`` has no
+        part: how many batches a window has is agreed on by all ranks, in its turn."""
         if behind(self._resumed, epoch):
             return
         lost, resumed, self._resumed = self.inexact, self._resumed, None

@@ -97,7 +97,7 @@ class TrainData:
         A window counts as consumed when it is handed out. Where data is read by index, ``ahead`` is called with each
         but the first one turn early.
         """
-        return self._source.epoch(epoch, ahead) if isinstance(self._source, Indexed) else self._source.epoch(epoch)
+        return self._source.epoch(epoch, ahead)
 
     def end_epoch(self) -> None:
         """Leave the rest of the running epoch out: the position is the beginning of the next one."""

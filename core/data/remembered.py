@@ -106,12 +106,12 @@ def _items(owner: Any) -> list[tuple[str, Any]]:
 
 
 def _as_plain(value: Any) -> Any:
-    """A deque as a list, an array as a tensor; anything else as it is."""
+    """A deque as a list, an array as a tensor, which may share its memory; anything else as it is."""
     if type(value) is deque:
         return list(value)
     if _is_array(value):
         with suppress(TypeError, ValueError):  # long doubles and other byte orders, which torch has not
-            return torch.as_tensor(value.copy())  # which has no negative strides
+            return torch.as_tensor(value if value.flags.carray else value.copy())  # torch has no negative strides
     return value
 
 
@@ -123,11 +123,11 @@ def _is_array(value: Any) -> bool:
 
 def _copied(value: Any) -> Any:
     """As plain data, sharing nothing with what the sampler has."""
-    if isinstance(value, Tensor):
-        return value.detach().clone()
     if isinstance(value, dict):
         return type(value)((key, _copied(item)) for key, item in value.items())
-    if isinstance(plain := _as_plain(value), (list, tuple, set)) and type(plain) is not torch.Size:
+    if isinstance(plain := _as_plain(value), Tensor):
+        return plain.detach().clone()
+    if isinstance(plain, (list, tuple, set)) and type(plain) is not torch.Size:
         return type(plain)(item if type(item) in _NUMBERS else _copied(item) for item in plain)
     return plain
 

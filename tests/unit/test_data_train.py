@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import random
+import tracemalloc
 from collections.abc import Iterator
 from typing import Any
 
@@ -397,6 +398,26 @@ def test_numpy_and_python_generators_of_a_sampler_are_resumed_and_are_plain_data
     second.load_state_dict(torch.load(file, weights_only=True))
     assert flat(second, 1) == expected[1][1:]
     assert flat(second, 2) == expected[2]
+
+
+def test_an_array_of_a_sampler_is_copied_no_more_than_once():
+    class Keeps(SequentialSampler):
+        array = None
+
+    sampler = Keeps(Numbers(4))
+    sampler.array = np.arange(100_000)
+    data = train(DataLoader(Numbers(4), sampler=sampler))
+    sampler.array[0] = 7
+    tracemalloc.start()  # which sees what numpy allocates
+    try:
+        state = data.state_dict()
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert most < sampler.array.nbytes / 2, "the one copy is torch's"
+    kept = next(value for name, value in state["generators"].items() if name.endswith(".array"))
+    sampler.array[0] = 8
+    assert int(kept[0]) == 7, "it shares nothing with the sampler's"
 
 
 def test_set_epoch_is_called_on_samplers_and_data_set():

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from .launch.group import Group
 
 RESERVED = ("step", "epoch")  # columns of every row
+Options = tuple[bool, bool, bool | None, bool | None, Any, bool | str | None, bool]
+"""Of `Module.log`: prog_bar, logger, on_step, on_epoch, reduce_fx, sync_dist, rank_zero_only."""
 
 
 class Where:
@@ -61,18 +63,15 @@ class Metrics:
     # ------------------------------------------------------------------------------------------------- to record
 
     def log(
-        self, name: str, value: Any, prog_bar: bool, logger: bool, on_step: bool | None, on_epoch: bool | None,
-        reduce_fx: Any, sync_dist: bool | str | None, batch_size: float | None, add_dataloader_idx: bool,
-        rank_zero_only: bool, metric_attribute: str | None,
-    ) -> None:  # fmt: skip
+        self, name: str, value: Any, options: Options, batch_size: float | None, add_suffix: bool, attribute: str | None
+    ) -> None:
         """Record one scalar; see `Module.log`."""
         if alone.inside:
-            alone.refuse_log(name, self.defaults, on_epoch, sync_dist, rank_zero_only)
-        if self.muted or (rank_zero_only and self.group.world.rank):
+            alone.refuse_log(name, self.defaults, options[3], options[5], options[6])
+        if self.muted or (options[6] and self.group.world.rank):
             return
-        key = name + self.suffix if self.suffix and add_dataloader_idx else name
+        key = name + self.suffix if self.suffix and add_suffix else name
         slot = self.slots[self.defaults].get(key)
-        options = (prog_bar, logger, on_step, on_epoch, reduce_fx, sync_dist, rank_zero_only)
         if isinstance(value, Tensor):
             if value.ndim:
                 value = scalar(name, value)
@@ -83,7 +82,7 @@ class Metrics:
             if isinstance(value, Number) and not isinstance(value, complex):
                 value = float(value)  # type: ignore[arg-type]  # numpy's scalars
             elif isinstance(value, MetricObject):
-                self._log_object(name, value, key[len(name) :], options, metric_attribute)
+                self._log_object(name, value, key[len(name) :], options, attribute)
                 return
             else:
                 raise ConfigurationError(
@@ -110,14 +109,14 @@ class Metrics:
             if len(slot.pending) == FOLD_EVERY:
                 slot.fold()
 
-    def log_collection(self, metric: Any, options: tuple[Any, ...], add_suffix: bool) -> None:
+    def log_collection(self, metric: Any, options: Options, add_suffix: bool) -> None:
         """A collection of metric objects, each under its own name; see `Module.log_dict`."""
         if alone.inside:
             alone.refuse_log(", ".join(metric), self.defaults, options[3], options[5], options[6])
         if not self.muted and not (options[6] and self.group.world.rank):
             self._log_object("", metric, self.suffix if add_suffix else "", options, None)
 
-    def _slot(self, slot: Slot | None, name: str, key: str, options: tuple[Any, ...]) -> Slot:
+    def _slot(self, slot: Slot | None, name: str, key: str, options: Options) -> Slot:
         """The slot of a name that is logged for the first time; refuses other options than then."""
         step, epoch = self._when(name, options)
         prog_bar, logger, _, _, reduce_fx, sync, local = options
@@ -152,7 +151,7 @@ class Metrics:
             stacklevel=5,
         )
 
-    def _when(self, name: str, options: tuple[Any, ...]) -> tuple[bool, bool]:
+    def _when(self, name: str, options: Options) -> tuple[bool, bool]:
         """``on_step`` and ``on_epoch``, where the caller may log, and under a name that is allowed."""
         where = self.defaults
         if where is None:
@@ -173,7 +172,7 @@ class Metrics:
             raise ConfigurationError(f"log({name!r}, on_step=False, on_epoch=False) would record nothing.")
         return step, epoch
 
-    def _log_object(self, name: str, metric: Any, suffix: str, options: tuple[Any, ...], attribute: str | None) -> None:
+    def _log_object(self, name: str, metric: Any, suffix: str, options: Options, attribute: str | None) -> None:
         if name and isinstance(metric, Collection):
             raise ConfigurationError(f"log({name!r}) got a collection of metrics. Use log_dict(collection).")
         assert self.objects is not None

@@ -246,10 +246,10 @@ class Module(ModuleHooks):
         """
         if enable_graph or sync_dist_group is not None:
             raise refused(name, enable_graph)
-        self._attached().metrics.log(
-            name, value, prog_bar, logger, on_step, on_epoch, reduce_fx, sync_dist, batch_size, add_dataloader_idx,
-            rank_zero_only, metric_attribute,
-        )  # fmt: skip
+        options = (prog_bar, logger, on_step, on_epoch, reduce_fx, sync_dist, rank_zero_only)
+        (self._run or self._attached()).metrics.log(
+            name, value, options, batch_size, add_dataloader_idx, metric_attribute
+        )
 
     def log_dict(
         self,
@@ -270,15 +270,12 @@ class Module(ModuleHooks):
         if enable_graph or sync_dist_group is not None:
             raise refused(str(next(iter(dictionary), "")), enable_graph)
         metrics = self._attached().metrics
+        options = (prog_bar, logger, on_step, on_epoch, reduce_fx, sync_dist, rank_zero_only)
         if is_collection(dictionary):
-            options = (prog_bar, logger, on_step, on_epoch, reduce_fx, sync_dist, rank_zero_only)
             metrics.log_collection(dictionary, options, add_dataloader_idx)
             return
         for name, value in dictionary.items():
-            metrics.log(
-                name, value, prog_bar, logger, on_step, on_epoch, reduce_fx, sync_dist, batch_size, add_dataloader_idx,
-                rank_zero_only, None,
-            )  # fmt: skip
+            metrics.log(name, value, options, batch_size, add_dataloader_idx, None)
 
     def optimizers(self, use_pl_optimizer: bool = True) -> Any:
         """The optimizer, or the list of them; under manual optimization wrapped so that ``step`` keeps the order of an

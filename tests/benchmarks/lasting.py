@@ -149,7 +149,7 @@ def ranks(size: int, updates: int) -> Any:
         begin = time.perf_counter()
         metrics.weight = window.batches[0].samples
         for name in ("a", "b", "c"):
-            metrics.log(name, value, False, True, None, True, "mean", True, None, True, False, None)
+            metrics.log(name, value, (False, True, None, True, "mean", True, False), None, True, None)
         if number % 50 == 0:
             metrics.step_row()
         now = time.perf_counter()

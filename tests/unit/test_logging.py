@@ -186,8 +186,8 @@ def test_a_step_that_logs_reads_nothing_on_the_host():
         with Reads() as reads:
             for weight in range(300):
                 one.weight = weight % 3 + 1.0
-                one.log("a", value, False, True, None, True, "mean", None, None, True, False, None)
-                one.log("b", value, False, True, None, True, "max", None, None, True, False, None)
+                one.log("a", value, (False, True, None, True, "mean", None, False), None, True, None)
+                one.log("b", value, (False, True, None, True, "max", None, False), None, True, None)
         assert reads.count == 0
         assert one.epoch_row() == ({"a_epoch": 1.0, "b_epoch": 1.0} if where is STEP else {"a": 1.0, "b": 1.0})
 
@@ -241,9 +241,8 @@ def flush(number):
             for i in range(number):
                 fx = ("mean", "sum", "min", "max")[i % 4]
                 value = torch.tensor(float(module.global_rank + i))
-                one.log(
-                    f"m{i}", value, False, True, False, True, fx, None, 1.0 + 2 * module.global_rank, True, False, None
-                )
+                options = (False, True, False, True, fx, None, False)
+                one.log(f"m{i}", value, options, 1.0 + 2 * module.global_rank, True, None)
             row = {}
             found.append((row, collectives(lambda row=row, one=one: row.update(one.epoch_row()))))
 

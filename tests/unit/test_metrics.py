@@ -21,7 +21,7 @@ def metrics(rank=0, world_size=1):
 
 def log(to, name, value, *, weight=1.0, reduce_fx="mean", on_step=None, on_epoch=True):
     to.defaults, to.weight = STEP, weight
-    to.log(name, value, False, True, on_step, on_epoch, reduce_fx, None, None, True, False, None)
+    to.log(name, value, (False, True, on_step, on_epoch, reduce_fx, None, False), None, True, None)
 
 
 class Logging(scalar.Scalar):

@@ -127,8 +127,6 @@ class Watchdog:
                 except RuntimeError:  # the store went with the process that held it, which others notice
                     if self.timeout is None:
                         return
-                except OSError:  # a full disk: what it notes is missing then, the run goes on
-                    pass
         finally:
             self._disarm()  # or the thread in C would end a rank that is well, since this one no longer defers it
 
@@ -172,7 +170,11 @@ class Watchdog:
             return
         if self._dump is None:
             append = os.O_WRONLY | os.O_CREAT | os.O_APPEND
-            self._dump = os.fdopen(os.dup(2) if self.log is None else os.open(self.log, append), "w")
+            try:
+                file = os.dup(2) if self.log is None else os.open(self.log, append)
+            except OSError:  # a full disk, no stderr: it ends the process all the same
+                file = os.open(os.devnull, os.O_WRONLY)
+            self._dump = os.fdopen(file, "w")
         faulthandler.dump_traceback_later(self.timeout + _MUTE_S, exit=True, file=self._dump)
 
     def _disarm(self) -> None:
@@ -213,7 +215,7 @@ class Watchdog:
         assert self.store is not None
         self.store.set(f"watchdog/place/{number}/{self.world.rank}", _dumps(here))
         if self.log is not None:
-            with open(self.log, "a") as file:
+            with contextlib.suppress(OSError), open(self.log, "a") as file:  # a full disk: then without the stacks
                 print(f"trivet: {here}. All threads:", file=file, flush=True)
                 faulthandler.dump_traceback(file)
 
@@ -270,12 +272,13 @@ class Watchdog:
         found = Verdict(**fields)
         failure = failures.Failure(found.rank, found.kind, found.text, _traceback(found), time.time())
         guard = watch.current()
-        if guard is not None and guard.directory is not None:
-            if self.world.rank in (found.rank, speaker):
-                failures.write(guard.directory, failure)
-        elif self.world.rank == speaker:
-            # the terminal itself: what this rank prints otherwise may go into a file
-            print(f"{failure.traceback}{failure.error()}", file=sys.__stderr__, flush=True)
+        with contextlib.suppress(OSError):  # a full disk: the run ends all the same
+            if guard is not None and guard.directory is not None:
+                if self.world.rank in (found.rank, speaker):
+                    failures.write(guard.directory, failure)
+            elif self.world.rank == speaker:
+                # the terminal itself: what this rank prints otherwise may go into a file
+                print(f"{failure.traceback}{failure.error()}", file=sys.__stderr__, flush=True)
         if self.store is not None and self.world.rank == speaker:
             failures.post(self.store, failure)
             self.store.set("said", "")

@@ -1,10 +1,13 @@
 """The thread that watches a rank: what it survives, and what it leaves as it was."""
 
 import faulthandler
+import json
 import os
 import time
+from pathlib import Path
 
 import pytest
+from torch.distributed import HashStore
 from trivet.launch import watch, watchdog
 from trivet.launch.watchdog import Watchdog
 from trivet.launch.world import World
@@ -36,6 +39,31 @@ def test_notes_on_a_full_disk_do_not_end_the_watch(faults):
         os.close(full)
     assert len(looks) >= 2
     assert not faulthandler.is_enabled()
+
+
+def test_a_full_disk_loses_no_verdict(faults, tmp_path):
+    store, missing = HashStore(), tmp_path / "missing"
+    guard = watch.Watch(lambda: None, last_words=print, asked=lambda: 0, ask=print, directory=tmp_path)
+    store.set("watchdog/asked", "7")
+    store.set("watchdog/verdict", json.dumps([{"rank": 1, "kind": "Hang", "text": "stuck"}, 0]))
+    found = Watchdog(World(world_size=2), store, pulse=lambda: (1,), progress=lambda: "step 1", timeout=60.0)
+    found.log, guard.directory = Path("/dev/full"), missing
+    watch.set_current(guard)
+    try:
+        found.start()._thread.join(10)
+    finally:
+        watch.set_current(None)
+        found.stop()
+    assert store.check(["watchdog/place/7/0", "failed"])
+    assert json.loads(store.get("failed"))[:3] == [1, "Hang", "stuck"]
+
+
+def test_without_a_log_the_timer_is_set_all_the_same(faults, tmp_path):
+    found = Watchdog(World(), None, pulse=lambda: (1,), progress=lambda: "step 1", timeout=60.0)
+    found.log = tmp_path / "missing" / "rank_0.log"
+    found._arm()
+    assert found._dump is not None
+    found._disarm()
 
 
 def test_a_watch_that_cannot_go_on_leaves_no_timer_that_ends_the_run(faults, monkeypatch):

@@ -29,9 +29,11 @@ class CUDA(Accelerator):
             copy from pageable memory waits until the device has done all earlier work (CUDA Runtime API, "API
             synchronization behavior"), which would be one host synchronisation per batch.
         copy_stream: transfer batches on a stream of their own, beside what the device still computes.
-        prefetch: begin to transfer the first batch of the next update before the update before it is started, on that
-            stream; one batch more is in the device's memory. Not where somebody overrides a hook of the transfer, nor
-            for data that each rank reads for itself.
+        prefetch: read the batches of the next update, and begin to transfer the first, on that stream, before the
+            update before it is started. One batch more is in the device's memory, and those of one update more in the
+            host's: an epoch's first update waits until those of two are read, and those read last are not used where
+            training stops within an epoch. Not where somebody overrides `to_device` or a hook of the transfer, nor for
+            data that each rank reads for itself, or that is combined of several loaders.
         cudnn_benchmark: let cuDNN try algorithms for each new shape and keep the fastest; `Trainer` has a flag of the
             same meaning, which rules. None leaves it as the process has it.
         nccl_errors: what ends a process when a collective failed or timed out: ``"leave"`` ends it at once, ``"abort"``

@@ -166,7 +166,7 @@ class Watchdog:
 
     def _arm(self) -> None:
         """Let C code end this process where Python's, and with it this thread, no longer runs."""
-        if self.timeout is None:
+        if self.timeout is None or self._stopped.is_set():
             return
         if self._dump is None:
             append = os.O_WRONLY | os.O_CREAT | os.O_APPEND

@@ -58,6 +58,13 @@ def test_a_full_disk_loses_no_verdict(faults, tmp_path):
     assert json.loads(store.get("failed"))[:3] == [1, "Hang", "stuck"]
 
 
+def test_a_watch_that_was_stopped_sets_no_timer(faults):
+    found = watching(lambda: ("same",))
+    found.stop()
+    found._arm()  # as a thread does that a call of the store held up for longer than `stop` waits
+    assert found._dump is None
+
+
 def test_without_a_log_the_timer_is_set_all_the_same(faults, tmp_path):
     found = Watchdog(World(), None, pulse=lambda: (1,), progress=lambda: "step 1", timeout=60.0)
     found.log = tmp_path / "missing" / "rank_0.log"

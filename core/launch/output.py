@@ -27,7 +27,7 @@ FOLDER = "logs"
 
 _GATHER_S = 2.0  # how long a warning waits for the same of other ranks
 _PERIOD_S = 0.5
-_MOVES = re.compile(r"\r(?!\n)|\x1b\[[\d;]*[A-HJK]")  # the cursor
+_MOVES = re.compile(r"\r(?!\n)|\x1b\[[\d;]*[A-HJ]")  # the cursor; K alone clears what a coloured line leaves
 _ESCAPE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\))")  # colours, titles: ECMA-48
 _MOST = 200  # warnings that a rank tells of
 

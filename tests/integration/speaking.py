@@ -31,7 +31,7 @@ class Net(trivet.Module):
         if rank:
             warnings.warn("of one", stacklevel=1)
         print(f"printed by {rank}")
-        sys.stdout.writelines([f"\x1b[1;31mred\x1b[0m of {rank}\n"])
+        sys.stdout.writelines([f"\x1b[1;31m\x1b[Kred\x1b[0m\x1b[K of {rank}\n"])  # as grep and gcc colour
         print(f"\x1b[2K\x1b[1Abar of {rank}", end="")
         print(f"\rbar of {rank}", end="")
         logging.getLogger("somebody").warning("logged by %d", rank)

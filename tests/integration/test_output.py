@@ -7,7 +7,7 @@ import speaking
 def test_two_ranks(tmp_path):
     (shown, first), (silent, second) = ranks.on_two_ranks(speaking.fit, str(tmp_path))
     assert silent == ""
-    for text in ("printed by 0", "\x1b[1;31mred\x1b[0m of 0", "logged by 0", "bar of 0"):
+    for text in ("printed by 0", "\x1b[1;31m\x1b[Kred\x1b[0m\x1b[K of 0", "logged by 0", "bar of 0"):
         assert text in shown
     assert "by 1" not in shown
     assert shown.count("UserWarning: of both (on 2 of 2 ranks)\n") == 1

@@ -139,6 +139,8 @@ def wide(device: torch.device | None) -> torch.dtype:
     """float64, or float32 on a device that has none: Apple's, many of Intel's. Nothing but trying tells."""
     try:
         torch.ones((), dtype=torch.float64, device=device).add(1)
+    except (torch.OutOfMemoryError, torch.AcceleratorError):  # which are RuntimeErrors, too, and say nothing of float64
+        raise
     except (TypeError, RuntimeError):
         return torch.float32
     return torch.float64

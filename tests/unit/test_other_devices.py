@@ -92,6 +92,18 @@ def test_sums_are_as_wide_as_the_device_allows(monkeypatch: pytest.MonkeyPatch) 
     assert found == [torch.float64, torch.float32, torch.float32]
 
 
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError, torch.AcceleratorError])
+def test_a_device_in_trouble_is_not_one_without_float64(
+    monkeypatch: pytest.MonkeyPatch, error: type[Exception]
+) -> None:
+    def ones(*shape: Any, **options: Any) -> torch.Tensor:
+        raise error("in trouble")
+
+    monkeypatch.setattr(torch, "ones", ones)
+    with pytest.raises(error, match="in trouble"):
+        wide.__wrapped__(torch.device("xpu"))
+
+
 def test_devices(there: None) -> None:
     assert (MPS().device(0), XPU().device(1)) == (torch.device("mps", 0), torch.device("xpu", 1))
     with pytest.raises(ConfigurationError, match="local rank 1 has no MPS device"):

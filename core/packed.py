@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from .errors import TrivetError
+from .slot import wide
 
 if TYPE_CHECKING:
     from .launch.group import Group
@@ -81,7 +82,8 @@ class Packed:
 
     def _all_gather(self, head: list[float], values: Tensor, weights: Sequence[float]) -> Tensor:
         world = self.group.world
-        values = values.to(self.group.device) if self.group.device is not None else values
+        device = self.group.device
+        values = values if device is None else values.to(device, wide(device))  # numbers of Python's are float64
         pairs = torch.stack([values, torch.tensor(weights, dtype=values.dtype, device=values.device)], 1).flatten()
         mine = values.new_zeros(HEADER + 2 * self.room)
         mine[:HEADER] = torch.tensor(head, dtype=values.dtype)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from trivet.accelerators.mps import MPS
 from trivet.accelerators.xpu import XPU
 from trivet.capabilities import resolve
 from trivet.errors import ConfigurationError, PlanError
+from trivet.packed import Packed
 from trivet.slot import wide
 
 
@@ -90,6 +92,15 @@ def test_sums_are_as_wide_as_the_device_allows(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(torch, "ones", ones)
     found = [wide.__wrapped__(torch.device(name)) for name in ("cpu", "mps", "xpu")]
     assert found == [torch.float64, torch.float32, torch.float32]
+
+
+def test_what_ranks_share_is_as_wide_as_the_device_allows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trivet.packed.wide", lambda device: torch.float32)
+    monkeypatch.setattr(torch.distributed, "all_gather", lambda out, mine: [one.copy_(mine) for one in out])
+    packed: Any = Packed("fit", SimpleNamespace(world=SimpleNamespace(world_size=2), device=torch.device("cpu")))
+    numbers = torch.tensor([3.0], dtype=torch.float64)  # as those are that Python's numbers are made into
+    assert packed._all_gather([0.0] * 4, numbers, [1.0]).dtype == torch.float32
+    assert packed.reduce(["mean s00 loss"], numbers, [1.0]) == {"mean s00 loss": 3.0}
 
 
 @pytest.mark.parametrize("error", [torch.OutOfMemoryError, torch.AcceleratorError])

@@ -38,7 +38,8 @@ def whole(tensor: Tensor) -> Tensor:
 
 def addressable(tensor: Tensor) -> Tensor:
     """The tensor, or a copy on the CPU of one whose memory has no address that could be read from: a lazy device's."""
-    return tensor.cpu() if type(tensor) is Tensor and not tensor.data_ptr() else tensor
+    lazy = type(tensor) is Tensor and not tensor.data_ptr() and tensor.numel() and not tensor.is_meta
+    return tensor.cpu() if lazy else tensor
 
 
 def distribute(tensor: Tensor, like: Sharded) -> Tensor:

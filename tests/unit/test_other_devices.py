@@ -13,6 +13,7 @@ from trivet.accelerators.mps import MPS
 from trivet.accelerators.xpu import XPU
 from trivet.capabilities import resolve
 from trivet.errors import ConfigurationError, PlanError
+from trivet.layout import addressable
 from trivet.packed import Packed
 from trivet.slot import wide
 
@@ -113,6 +114,11 @@ def test_a_device_in_trouble_is_not_one_without_float64(
     monkeypatch.setattr(torch, "ones", ones)
     with pytest.raises(error, match="in trouble"):
         wide.__wrapped__(torch.device("xpu"))
+
+
+def test_tensors_without_content_are_not_a_lazy_devices() -> None:
+    for tensor in (torch.zeros(0), torch.zeros(2, device="meta")):
+        assert addressable(tensor) is tensor
 
 
 def test_devices(there: None) -> None:

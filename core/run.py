@@ -179,13 +179,13 @@ class Run:
         if self.seed_device is not None:
             self.seed_device(derive(self.seed, NOISE, self.progress.update + self.progress.skipped, self.world.rank))
         if mark() != self.marked:
-            self.seed_moved()
+            self._seed_moved()
 
     def end_step(self) -> None:
         """The CPU's streams were drawn from since the step began: start them anew. Last between two updates, before
         data, and only where `mark` is not `marked`."""
         self.host_noise, self.torch_noise = self.next_noise()
-        self.seed_moved()
+        self._seed_moved()
 
     def next_noise(self) -> tuple[int, int]:
         """What `host_noise` and `torch_noise` will be in the next step; changes nothing."""
@@ -195,7 +195,7 @@ class Run:
             update if before and now[of_torch] != before[of_torch] else self.torch_noise,
         )
 
-    def seed_moved(self) -> None:
+    def _seed_moved(self) -> None:
         now, before = mark(), self.marked
         if now[of_torch] != before[of_torch]:
             seed_torch(derive(self.seed, NOISE, self.torch_noise, self.world.rank))

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from torch import Tensor, nn
+from trivet.hooks import overrides
 from trivet.plugins import Context, MicroBatch, Needs, Strategy
 
 
@@ -24,10 +25,13 @@ class Single(Strategy):
         return {"dp": 1}
 
     user: nn.Module | None = None  # whose step is called as it is
+    direct: Callable[[Tensor], None] | None = None  # backward of a plain loss, where no subclass has a part in it
 
     def shard(self, root: nn.Module, context: Context) -> nn.Module:
         self.context = context
         self.user = root.get_submodule("module") if getattr(root, "plain", False) else None
+        own = overrides(self, Strategy, "loss_of") or overrides(self, Strategy, "backward")
+        self.direct = None if own else context.backward
         return root
 
     def forward_backward(self, root: nn.Module, batches: Iterable[MicroBatch], scale: float | None) -> None:
@@ -44,10 +48,11 @@ class Single(Strategy):
             micro.output = output = user.training_step(micro.batch, micro.index)
         if self.context.manual:
             return
-        if scale is None and micro.weight is None and isinstance(output, Tensor):  # as `loss_of`, without a call
-            self.context.backward(output)
+        direct = self.direct
+        if direct and scale is None and micro.weight is None and isinstance(output, Tensor):
+            direct(output)
         elif (loss := self.loss_of(micro, scale)) is not None:
-            self.context.backward(loss)
+            self.backward(root, loss)
 
     def reduce_(self, parameters: Sequence[nn.Parameter]) -> None:
         """Nothing to average."""

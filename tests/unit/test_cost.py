@@ -15,6 +15,7 @@ import trivet
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data import DataLoader
+from trivet.strategies.single import Single
 from trivet.torch_compat import collectives_begun
 
 PACKAGE = os.path.dirname(os.path.abspath(trivet.__file__))
@@ -101,6 +102,23 @@ def test_calls_for_one_batch():
     """Lightning 2.6 makes 295. Whoever adds one has to take one away."""
     found = per_batch(own_calls)
     assert sum(found.values()) <= 11.5, found
+
+
+class Halved(Single):
+    def loss_of(self, micro, scale):
+        return 0.5 * super().loss_of(micro, scale)
+
+
+class Negated(Single):
+    def backward(self, root, loss):
+        super().backward(root, -loss)
+
+
+@pytest.mark.parametrize(("strategy", "expected"), [(Single, -1.0), (Halved, -0.5), (Negated, 1.0)])
+def test_the_short_way_of_one_process_leaves_out_no_override(strategy, expected):
+    module = scalar.Scalar()
+    scalar.trainer(strategy=strategy()).fit(module, scalar.loader([1.0]))
+    assert module.history == [expected]
 
 
 class Operations(TorchDispatchMode):

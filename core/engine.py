@@ -27,9 +27,6 @@ if TYPE_CHECKING:
     from .launch.world import World
 
 
-LAZY = "lazy_devices"  # what an accelerator needs of strategies, whose device computes whole updates at their end
-
-
 class StepModule(nn.Module):
     """A module whose forward is one of the user's steps, inside the precision's context, on a cast batch.
 
@@ -107,11 +104,7 @@ class Engine:
     clip: Clip | None = None
     names: dict[Tensor, str] = field(default_factory=dict)
     moves: bool = False
-
-    @property
-    def lazy(self) -> bool:
-        """Whether the device computes nothing before an update ends."""
-        return LAZY in self.accelerator.needs.strategy
+    lazy: bool = False  # whether the device computes nothing before an update ends
 
     def move(self, batch: Any) -> Any:
         """A batch on the run's device."""
@@ -157,8 +150,9 @@ def build(
         module = materialize.move(module, device)
     step = StepModule(module, precision, entered)
     manual = not getattr(module, "automatic_optimization", True)
+    moves, lazy = accelerator.moves_batches, "lazy_devices" in accelerator.needs.strategy
     if compiled is not None:
-        if LAZY in accelerator.needs.strategy and "backend" not in compiled:
+        if lazy and "backend" not in compiled:
             raise ConfigurationError(
                 f"compile=True is for torch's Inductor, which does not know the device type {device.type!r}; such a "
                 "device compiles every update as a whole already. Leave compile out."
@@ -187,9 +181,7 @@ def build(
         restored=restored,
     )
     root = strategy.shard(step, context) if train or strategy.joint_forward else step
-    engine = Engine(
-        module, strategy, accelerator, precision, device, step, root, clip=clip, moves=accelerator.moves_batches
-    )
+    engine = Engine(module, strategy, accelerator, precision, device, step, root, clip=clip, moves=moves, lazy=lazy)
     if train and configure_optimizers is not None:
         try:
             engine.optimizers, engine.schedules = read_optimizers(configure_optimizers(), module)

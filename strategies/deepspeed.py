@@ -169,9 +169,9 @@ class DeepSpeed(Strategy):
         return self.unwrap(root)  # at stage 3 with DeepSpeed's hooks on every layer
 
     def refresh(self, root: nn.Module) -> nn.Module:
-        before = set(self.trainable or ())
+        before = self.trainable
         if self.changed(root):
-            odd = before ^ set(self.trainable or ())
+            odd = (before or set()) ^ (self.trainable or set())
             names = [name for name, param in self.unwrap(root).named_parameters() if param in odd]
             raise ConfigurationError(
                 f"deepspeed: {', '.join(n.removeprefix('module.') for n in names)} was frozen or unfrozen after the "

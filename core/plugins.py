@@ -449,12 +449,11 @@ class Strategy(Plugin):
 
         A `shard` that builds on which parameters require gradients sets ``trainable`` to them. Only where something
         changed here are the other ranks asked, through the store. Raises, naming the parameters, if they differ."""
-        step = self.unwrap(root)
-        before, self.trainable = self.trainable, trainable(step, self.trainable)
+        before, self.trainable = self.trainable, trainable(root, self.trainable, self.unwrap)
         if before is None or before is self.trainable or before == self.trainable:
             return False
-        odd = before ^ self.trainable
-        names = [name.removeprefix("module.") for name, param in step.named_parameters() if param in odd]
+        odd, named = before ^ self.trainable, self.unwrap(root).named_parameters()
+        names = [name.removeprefix("module.") for name, param in named if param in odd]
         self.context.same_on_all_ranks("parameters were frozen, unfrozen or added", names)
         return True
 

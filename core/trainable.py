@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import chain
 from operator import attrgetter, is_, methodcaller
+from weakref import ref
 
 from torch import nn
 
@@ -20,30 +22,30 @@ class Trainable(set[nn.Parameter]):
     or exchanged, in any way but one: a dict that is itself replaced (``module._parameters = {...}``) goes unseen.
     """
 
-    def __init__(self, module: nn.Module) -> None:
+    def __init__(self, module: nn.Module, root: nn.Module) -> None:
         parameters = list(module.parameters())
         super().__init__(param for param in parameters if param.requires_grad)
-        self.module, self._parameters = module, parameters
+        self._root, self._parameters = ref(root), parameters  # who keeps this must not keep a wrapper
         self._flags = list(map(_REQUIRES_GRAD, parameters))
         tables = registries(module)
         self._views = [table.values() for table in tables if isinstance(table, dict)]  # live
         self._scripted = [table for table in tables if not isinstance(table, dict)]  # of a `torch.jit.ScriptModule`
-        self._registered = self._entries()
+        self._registered = list(chain.from_iterable(chain(self._views, map(_VALUES, self._scripted))))
 
-    def still(self, module: nn.Module) -> bool:
-        """Whether nothing was frozen, unfrozen, added or taken out since, of the same module."""
-        if module is not self.module or list(map(_REQUIRES_GRAD, self._parameters)) != self._flags:
+    def still(self, root: nn.Module) -> bool:
+        """Whether nothing was frozen, unfrozen, added or taken out since, of what is in the same root."""
+        if root is not self._root() or list(map(_REQUIRES_GRAD, self._parameters)) != self._flags:
             return False
-        now = self._entries()
+        now: list[object] = list(chain.from_iterable(chain(self._views, map(_VALUES, self._scripted))))
         return len(now) == len(self._registered) and all(map(is_, now, self._registered))
 
     def __reduce__(self) -> tuple[type[set[nn.Parameter]], tuple[list[nn.Parameter]]]:
         return set, (list(self),)  # a copy is of other parameters or another process: nothing to compare with
 
-    def _entries(self) -> list[object]:
-        return list(chain.from_iterable(chain(self._views, map(_VALUES, self._scripted))))
 
-
-def trainable(module: nn.Module, before: set[nn.Parameter] | None) -> Trainable:
-    """The parameters of a module that require gradients: ``before`` itself where it says so and nothing changed."""
-    return before if isinstance(before, Trainable) and before.still(module) else Trainable(module)
+def trainable(root: nn.Module, before: set[nn.Parameter] | None, unwrap: Callable[[nn.Module], nn.Module]) -> Trainable:
+    """The parameters that require gradients of the module in ``root``: ``before`` itself where it says so and nothing
+    changed."""
+    if isinstance(before, Trainable) and before.still(root):
+        return before
+    return Trainable(unwrap(root), root)

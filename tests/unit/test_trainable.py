@@ -6,7 +6,12 @@ import pickle
 import pytest
 import torch
 from torch import nn
-from trivet.trainable import Trainable, trainable
+from trivet.trainable import Trainable
+from trivet.trainable import trainable as of_root
+
+
+def trainable(net, before):
+    return of_root(net, before, lambda root: root)
 
 
 class Net(nn.Module):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import signal
+from pathlib import Path
 
 
 def is_running(pid: int) -> bool:
@@ -18,3 +20,14 @@ def is_running(pid: int) -> bool:
     except PermissionError:  # another user's
         return True
     return True
+
+
+def end_stopped(pid: int) -> bool:
+    """Kill the process if it is stopped (SIGSTOP, a debugger): it heeds no other signal. Whether it was; on Linux."""
+    try:
+        stopped = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in ("T", "t")
+        if stopped:
+            os.kill(pid, signal.SIGKILL)
+        return stopped
+    except OSError:  # it has ended, or is another user's
+        return False

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import LaunchError
-from ..processes import is_running
+from ..processes import end_stopped, is_running
 from . import failures, nodes, payload, profiles
 from .environment import Node
 from .launcher import Launcher
@@ -216,8 +216,11 @@ class _Launch:
                 self._pass_on(self.news, silent=failed_at is not None and now > failed_at + _SILENT_S)
                 if self.news.lost() is not None and self._all_done():
                     return  # the agent may wait for that node
-            if failed_at is not None and now > failed_at + KILL_S:
-                self._kill()
+            if failed_at is not None:
+                # torch's agent would wait 30 s for those
+                self.killed.update(rank for rank, pid in self._pids().items() if end_stopped(pid))
+                if now > failed_at + KILL_S:
+                    self._kill()
 
     def _something_failed(self) -> bool:
         """Look at the workers; also notes when each was last seen alive, for those that die without a word."""

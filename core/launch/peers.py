@@ -12,7 +12,7 @@ from pathlib import Path
 from torch.distributed import Store  # type: ignore[attr-defined]
 
 from ..errors import RankFailed
-from ..processes import is_running
+from ..processes import end_stopped, is_running
 from . import failures
 
 
@@ -40,6 +40,9 @@ class Peers:
             first = gone if told is None else told.rank
             if first in self._here:
                 self._remove.add(self._here[first][1])  # it may never come to remove them itself
+            if told is not None or gone >= 0:
+                for process, _ in self._here.values():
+                    end_stopped(process)  # torch's agent would wait 30 s for it
             if told is not None:
                 return told if told.rank != self.rank else None
             if gone >= 0:

@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from ..processes import end_stopped
 from . import failures, profiles
 from .failures import Failure
 from .local import loopback
@@ -116,10 +117,12 @@ class Rank:
         return failures.without_words(self.rank, code, time.time(), follows=False, directory=self.directory)
 
     def tell(self, failure: Failure | None, asked: int, interrupt: bool) -> None:
-        """Let this rank know that another one has failed, or that it is asked to stop."""
+        """Let this rank know that one has failed, which may be itself, or that it is asked to stop."""
         if failure is not None:
             self.told.add(failure.rank)
             failures.write(self.directory, failure)
+            if self.process is not None:
+                end_stopped(self.process.pid)
         if asked:
             failures.ask_to_stop(self.directory, asked)
         if interrupt and self.process is not None and self.process.poll() is None:

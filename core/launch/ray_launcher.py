@@ -209,15 +209,14 @@ class _Launch:
             self.found.append(failure)
             if not failure.interrupt:
                 self.deadline = min(self.deadline, time.monotonic() + KILL_S)
-                self._tell(failure, but=failure.rank)
+                self._tell(failure)
         if news.asked and not self.told:
             self._tell(asked=news.asked)
 
-    def _tell(self, failure: Failure | None = None, *, asked: int = 0, interrupt: bool = False, but: int = -1) -> None:
+    def _tell(self, failure: Failure | None = None, *, asked: int = 0, interrupt: bool = False) -> None:
         self.told = self.told or asked
-        for rank, actor in enumerate(self.actors):
-            if rank != but:
-                actor.tell.remote(failure, asked, interrupt)
+        for actor in self.actors:
+            actor.tell.remote(failure, asked, interrupt)
 
     # ending
 

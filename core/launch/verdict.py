@@ -57,8 +57,8 @@ def of(places: Mapping[int, Place], world_size: int, seconds: float) -> Verdict:
     begin = f"nothing happened for {seconds:.3g} s (timeout)"
     if silent := sorted(set(range(world_size)) - set(places)):
         rank = silent[0]
-        text = f"{begin}, and rank {rank} does not answer: code of it that is not Python's holds it up, or it is gone"
-        return Verdict(rank, HANG, f"{text}. {_others(places, rank)}")
+        text = f"{begin}, and rank {rank} does not answer: code of it that is not Python's holds it up, it is stopped"
+        return Verdict(rank, HANG, f"{text} (SIGSTOP), or it is gone. {_others(places, rank)}")
     fewest = min(place.calls for place in places.values())
     behind = [place for place in places.values() if place.calls == fewest and not _collective(place)]
     behind = behind or [place for place in places.values() if not _collective(place)]

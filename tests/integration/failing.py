@@ -30,6 +30,8 @@ def fail(kind):
         import ctypes
 
         ctypes.PyDLL(None).sleep(1000)  # which keeps the interpreter to itself
+    if kind == "stop":
+        os.kill(os.getpid(), signal.SIGSTOP)  # nor does it run on when it is sent SIGTERM
     if kind == "collective":
         torch.distributed.barrier()  # on this rank alone
     if kind == "guard":
@@ -56,7 +58,9 @@ class Failing(trivet.Module):
 
     def training_step(self, batch, batch_idx):
         if batch_idx == 2:
-            self.fail("raise", "sys.exit", "exit 3", "kill -9", "hang", "hang in C", "oom", "collective", "guard")
+            self.fail(
+                "raise", "sys.exit", "exit 3", "kill -9", "hang", "hang in C", "stop", "oom", "collective", "guard"
+            )
         return self.layer(batch).mean()
 
     def on_save_checkpoint(self, checkpoint):

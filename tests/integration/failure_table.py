@@ -24,12 +24,13 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 KINDS = (
-    "raise", "sys.exit", "exit 3", "kill -9", "hang", "hang in C", "collective", "guard", "oom", "teardown", "save",
+    "raise", "sys.exit", "exit 3", "kill -9", "hang", "hang in C", "stop", "collective", "guard", "oom", "teardown",
+    "save",
 )  # fmt: skip
 LAUNCHERS = ("local", "torchrun", "ray")
 TIMEOUT_S = 4
 LIMIT_S = 10  # from the failure until all has ended, and the time-out on top of it where a rank hangs
-WAITS = {"hang": TIMEOUT_S, "hang in C": TIMEOUT_S, "collective": TIMEOUT_S, "guard": TIMEOUT_S}
+WAITS = dict.fromkeys(("hang", "hang in C", "stop", "collective", "guard"), TIMEOUT_S)
 # What has to be said of the rank that failed, by kind; None where torch's agent says it (torchrun) or Trivet (else).
 SAID = {
     "raise": "ValueError: boom",
@@ -38,6 +39,7 @@ SAID = {
     "kill -9": "SIGKILL|an early end",
     "hang": r"Hang: nothing happened for 4 s .*Failing\.training_step",
     "hang in C": r"Hang: .*rank {rank} does not answer",
+    "stop": r"Hang: .*rank {rank} does not answer",
     "collective": r"CollectiveMismatch: ranks call different collectives.*waits in barrier.*waits in backward",
     "guard": r"CollectiveMismatch: a collective inside trivet.rank_zero.*waits in all_reduce",
     "oom": "OutOfMemoryError: CUDA out of memory",

@@ -1,12 +1,17 @@
 """Which other rank failed, where nobody but the ranks themselves looks after them."""
 
 import os
+import signal
 import subprocess
+import threading
 import time
 
 import pytest
 from torch.distributed import TCPStore
+from trivet.launch import failures, local
+from trivet.launch.environment import Node
 from trivet.launch.peers import Peers
+from trivet.launch.ray_actor import Rank
 
 
 @pytest.fixture
@@ -53,6 +58,49 @@ def test_others_are_not(peers, tmp_path, ended, how):
     if how == "done":  # it has ended as it should, perhaps because all stop on request
         peers.store.set("done/1", "")
     assert peers.look() is None
+
+
+@pytest.fixture
+def stopped():
+    """A process that heeds SIGKILL alone."""
+    process = subprocess.Popen(["sleep", "60"])
+    os.kill(process.pid, signal.SIGSTOP)
+    os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOWAIT)
+    yield process
+    process.kill()
+    process.wait()
+
+
+def test_a_stopped_rank_is_killed_when_the_run_has_failed(peers, tmp_path, stopped):
+    other(peers, tmp_path, stopped.pid)
+    assert peers.look() is None
+    assert stopped.poll() is None, "the run has not failed"
+    peers.store.set("failed", '[1, "Hang", "does not answer", ""]')
+    assert peers.look().rank == 1
+    assert stopped.wait(10) == -signal.SIGKILL
+
+
+def test_rays_actor_kills_it_too(stopped):
+    rank = Rank(1)
+    rank.process = stopped
+    rank.tell(failures.Failure(1, "Hang", "does not answer"), 0, False)
+    assert stopped.wait(10) == -signal.SIGKILL
+    rank.end()
+
+
+def test_the_local_launcher_kills_it_before_its_time_is_up(tmp_path, stopped, monkeypatch):
+    def killed(launch):
+        raise AssertionError("only with all others")
+
+    monkeypatch.setattr(local, "KILL_S", 1.0)
+    monkeypatch.setattr(local._Launch, "_kill", killed)
+    (tmp_path / "pid-1").write_text(str(stopped.pid))
+    failures.write(tmp_path, failures.Failure(1, "Hang", "does not answer"))
+    launch = local._Launch(tmp_path, 2, Node(0, 1, "127.0.0.1:0"), 1.0, None)
+    agent = threading.Thread(target=stopped.wait)
+    agent.start()
+    launch._wait(agent)
+    assert launch.killed == {1}
 
 
 def test_nothing_is_left(tmp_path):

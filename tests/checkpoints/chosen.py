@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Collection
 from typing import TypeVar
 
-FULL = os.environ.get("TRIVET_CI_FULL") == "1"
+from full import FULL
+
 COUNTS: dict[str, tuple[int, int]] = {}  # by the name of the table: cases that run, and all
 
 T = TypeVar("T")

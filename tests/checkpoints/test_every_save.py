@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import torch
 import trivet
-from chosen import FULL, count
+from chosen import count
+from full import FULL
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torch.utils.data import DataLoader, TensorDataset

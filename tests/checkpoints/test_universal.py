@@ -11,12 +11,13 @@ from typing import Any
 
 import pytest
 import torch
+from full import FULL
 from torch import Tensor
 from trivet.checkpoint import directory
 from trivet.testing.checks import same
 from trivet.testing.pool import Pools
 from universal_runs import PAIRS, PLACES, SAVED_AT, UPDATES, Pair, Place, Seen, cover, read, write
-from universal_table import FULL, TABLE
+from universal_table import TABLE
 
 CHOSEN = PAIRS if FULL else cover(PAIRS)
 AFTER = range(SAVED_AT + 1, UPDATES + 1)

@@ -10,7 +10,6 @@ from pathlib import Path
 from trivet.testing.report import write_between_marks
 from universal_runs import PAIRS, PLACES, STRATEGIES, Pair, Place
 
-FULL = os.environ.get("TRIVET_CI_FULL") == "1"
 TABLE: dict[Pair, float | None] = {}  # the largest difference after the last update; None where the test failed
 
 

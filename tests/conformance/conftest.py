@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from full import FULL
 from trivet.testing.pool import Pools
 from trivet.testing.pytest_plugin import REPORT
 from trivet.testing.report import write_between_marks
 
-FULL = os.environ.get("TRIVET_CI_FULL") == "1"
 STARTED: list[str] = []  # the commit at which the session began
 
 

@@ -5,13 +5,11 @@ All stages and numbers of processes where TRIVET_CI_FULL=1; else stages 1 and 3 
 
 from __future__ import annotations
 
-import os
-
 import pytest
+from full import FULL
 from trivet.testing import StrategySuite, cells
 
 pytestmark = pytest.mark.deepspeed
-FULL = os.environ.get("TRIVET_CI_FULL") == "1"
 
 
 def suite(stage: int) -> type[StrategySuite]:

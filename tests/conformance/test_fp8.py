@@ -5,12 +5,10 @@ With TRIVET_CI_FULL=1 under all of these strategies on one and two processes, el
 
 from __future__ import annotations
 
-import os
 from importlib.util import find_spec
 
+from full import FULL
 from trivet.testing import PrecisionSuite, Tolerance
-
-FULL = os.environ.get("TRIVET_CI_FULL") == "1"
 
 if find_spec("torchao") is not None:
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +10,7 @@ import benchmark
 import pytest
 import untested
 from benchmark import Row
+from full import FULL
 
 
 def test_it_runs_on_the_cpu() -> None:
@@ -31,7 +31,7 @@ def test_the_table_compares_and_complains() -> None:
     assert benchmark.broken(rows) == ["bf16-mixed: the host waits 0.5 times an update, 0 are allowed"]
 
 
-@pytest.mark.skipif(os.environ.get("TRIVET_CI_FULL") != "1", reason="traces other tests; with TRIVET_CI_FULL=1 only")
+@pytest.mark.skipif(not FULL, reason="traces other tests; with TRIVET_CI_FULL=1 only")
 def test_the_list_of_untested_lines_is_current() -> None:
     """Write it anew: python tests/device/untested.py --write"""
     script = Path(__file__).with_name("untested.py")

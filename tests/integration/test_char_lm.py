@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 import trivet
+from full import FULL
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "docs" / "examples"
 LINE = re.compile(r"^fit: .*val/loss ([0-9.]+).*checkpoint: (.+)$", re.MULTILINE)
@@ -52,6 +53,6 @@ def test_it_learns_and_writes(
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(os.environ.get("TRIVET_CI_FULL") != "1", reason="takes two to three minutes: TRIVET_CI_FULL=1")
+@pytest.mark.skipif(not FULL, reason="takes two to three minutes: TRIVET_CI_FULL=1")
 def test_the_defaults_reach_the_promised_loss(tmp_path: Path) -> None:
     assert fit(tmp_path, "--strategy", "ddp", "--devices", "2")[0] < 1.8

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from forked import Server
+from full import FULL
 from trivet.checkpoint import directory
 from trivet.checkpoint.newest import newest
 
@@ -98,7 +99,7 @@ def test_under_torchrun_a_restarted_run_goes_on_without_being_told(server, tmp_p
     assert [path.name for path in root.iterdir() if path.is_dir()] == ["version_0"]
 
 
-@pytest.mark.skipif(os.environ.get("TRIVET_CI_FULL") != "1", reason="takes a minute; with TRIVET_CI_FULL=1 only")
+@pytest.mark.skipif(not FULL, reason="takes a minute; with TRIVET_CI_FULL=1 only")
 def test_under_torchrun_a_machine_that_is_lost_leaves_the_others(server, tmp_path):
     flags = (
         "--strategy", "ddp", "--max_steps", "12", "--precision", "fp64", "--data.batch_size", "2",

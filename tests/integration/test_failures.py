@@ -1,11 +1,9 @@
 """A run of two ranks of which one fails ends soon, names it, and leaves nothing: a cover of failure_table.py."""
 
-import os
-
 import failure_table
 import pytest
+from full import FULL
 
-FULL = os.environ.get("TRIVET_CI_FULL") == "1"
 # test_c11_one_rank_raises.py and test_launch.py have raise, exit 3 and kill -9 under local; test_ray.py more of Ray
 COVER = [
     ("hang", 1, "local"),

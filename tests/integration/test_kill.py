@@ -1,6 +1,5 @@
 """A run that is killed again and again, wherever it is, ends with the bits of one that nobody touched."""
 
-import os
 import random
 import time
 from pathlib import Path
@@ -8,10 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 from forked import Server
+from full import FULL
 from trivet.checkpoint import directory
 from trivet.checkpoint.newest import newest
 
-FULL = os.environ.get("TRIVET_CI_FULL") == "1"
 KILLS, UPDATES = (30, 48) if FULL else (6, 24)
 FLAGS = (
     "fit", "--resume", "auto", "--strategy", "fsdp", "--accelerator", "cpu", "--max_steps", str(UPDATES),

@@ -9,8 +9,8 @@ import time
 
 import pytest
 from clusters import COMMAND, TRAIN, free_port
+from full import FULL
 
-FULL = os.environ.get("TRIVET_CI_FULL") == "1"
 KILLED = "rank {rank} failed with SIGKILL: the process was killed by signal 9"
 # which process of which node gets which signal, the exit codes, and what both nodes say, as far as they can
 ENDS = {

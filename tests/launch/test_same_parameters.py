@@ -6,6 +6,7 @@ import sys
 
 import pytest
 from clusters import COMMAND, TRAIN, free_port, trains_as_one_process
+from full import FULL
 from namespaces import why_not
 
 STARTS = {
@@ -13,7 +14,7 @@ STARTS = {
     "torchrun": ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "net.py", *COMMAND],
 }
 NODES = "two nodes on this machine"
-if os.environ.get("TRIVET_CI_FULL") == "1" or why_not():  # else test_two_nodes.py has them
+if FULL or why_not():  # else test_two_nodes.py has them
     STARTS[NODES] = ["net.py", *COMMAND, "--num_nodes", "2", "--main_address", "127.0.0.1"]
 
 

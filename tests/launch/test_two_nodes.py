@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 from clusters import COMMAND, TRAIN, trains_as_one_process
+from full import FULL
 from namespaces import ADDRESSES, CABLES, two, why_not
 
-FULL = os.environ.get("TRIVET_CI_FULL") == "1"
 TIMEOUT_S = 15
 CELLS = [(how, strategy) for how in ("fit", "torchrun") for strategy in ("ddp", "fsdp")]
 

@@ -14,9 +14,9 @@ from typing import Any
 
 import pages
 import pytest
+from full import FULL
 
 FOLDERS = ("allreduce", "localsgd", "ledger", "stochastic")  # of plugins that the suites know
-FULL = os.environ.get("TRIVET_CI_FULL") == "1"
 RAN: list[tuple[Any, ...]] = []  # name, checks in cells that ran, and those left out
 
 

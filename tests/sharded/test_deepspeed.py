@@ -21,6 +21,7 @@ import pytest
 import torch
 import trivet
 from deepspeed_runs import Net, Outcome
+from full import FULL
 from trivet.callbacks.callback import Callback
 from trivet.checkpoint import directory
 from trivet.checkpoint.convert import convert
@@ -33,7 +34,7 @@ pytestmark = pytest.mark.deepspeed
 needs_deepspeed = pytest.mark.skipif(
     importlib.util.find_spec("deepspeed") is None, reason="deepspeed is not installed: pip install 'trivet[deepspeed]'"
 )
-STAGES = [0, 1, 2, 3] if os.environ.get("TRIVET_CI_FULL") == "1" else [1, 3]
+STAGES = [0, 1, 2, 3] if FULL else [1, 3]
 CLIPPED = {"gradient_clip_val": 0.5, "accumulate_grad_batches": 2}
 
 

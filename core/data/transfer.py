@@ -23,12 +23,16 @@ def to_device(batch: Any, device: torch.device) -> Any:
 
 
 class Coming:
-    """A batch that is on its way to the device while the update before it is worked on."""
+    """Stands for a batch in `MicroBatch.batch` while it is copied to the device, beside the update before it.
+
+    Made by `ahead`, replaced by the batch in its turn by `Plain`. ``given``, which `Accelerator.ahead` returned, is
+    called once then, by the thread that trains, and returns the batch on the device.
+    """
 
     __slots__ = ("given",)
 
     def __init__(self, given: Callable[[], Any]) -> None:
-        self.given = given  # called in the batch's turn, it gives the batch
+        self.given = given
 
 
 def ahead(engine: Engine, transfer: Transfer | None) -> Ahead | None:
@@ -46,7 +50,10 @@ def ahead(engine: Engine, transfer: Transfer | None) -> Ahead | None:
 
 
 class Plain:
-    """The device's own way alone."""
+    """The `Transfer` of a run in which no hook of the user's has a part: batches are moved by the accelerator alone.
+
+    Only here may a batch be moved before its turn, since nobody sees it on the way; a `Coming` is what `ahead` left.
+    """
 
     def __init__(self, engine: Engine) -> None:
         self.move = engine.move

@@ -60,21 +60,25 @@ def finished(run: Run) -> bool:
         return True
     if limits.max_epochs is not None and progress.epoch >= limits.max_epochs:
         return True
-    if progress.epoch < limits.min_epochs or progress.update < limits.min_steps:
-        return False
-    return stop_requested(run)
+    return stop_requested(run) and progress.epoch >= limits.min_epochs and progress.update >= limits.min_steps
 
 
 def stop_requested(run: Run) -> bool:
-    """``trainer.should_stop`` or ``max_time``, agreed by all ranks where there are several: a collective."""
-    out_of_time = run.limits.max_seconds is not None and run.trainer.elapsed() >= run.limits.max_seconds
-    wanted = run.trainer.should_stop or out_of_time
-    if run.world.world_size == 1:
-        return wanted
-    flag = torch.tensor(float(wanted), device=run.group.device)
-    torch.distributed.all_reduce(flag, torch.distributed.ReduceOp.MAX)  # all ranks
-    run.trainer.should_stop = bool(flag.item())
-    return run.trainer.should_stop
+    """``trainer.should_stop`` or ``max_time``, agreed by all ranks where there are several: a collective.
+
+    Raises, alike on all ranks, where a signal asks to end: it may have come since the newest boundary."""
+    stop, out_of_time = run.stop, run.limits.max_seconds is not None and run.trainer.elapsed() >= run.limits.max_seconds
+    asks = [float(run.trainer.should_stop or out_of_time), float(stop.requested)]
+    if run.world.world_size > 1:
+        flags = torch.tensor(asks, device=run.group.device)
+        torch.distributed.all_reduce(flags, torch.distributed.ReduceOp.MAX)  # all ranks
+        asks = flags.tolist()
+        run.trainer.should_stop = bool(asks[0])
+    wanted, signal = bool(asks[0]), int(asks[1])
+    if signal and run.boundaries and not wanted:  # before the first boundary there is nothing to save
+        stop.requested = signal
+        raise stop.reason(run.progress.update)
+    return wanted
 
 
 def train_epoch(run: Run) -> None:

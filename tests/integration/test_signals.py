@@ -9,9 +9,11 @@ import time
 from pathlib import Path
 
 import pytest
+import ranks
 import scalar
 import trivet
 from forked import Server
+from trivet.checkpoint import manifest
 from trivet.checkpoint.newest import complete, newest
 from trivet.errors import Terminated
 
@@ -140,6 +142,33 @@ def test_a_python_caller_gets_an_exception_that_ends_a_script_with_143(tmp_path,
     assert caught.value.checkpoint == checkpoint.last_model_path == str(saved_in(tmp_path))
     assert signal.getsignal(signal.SIGTERM) is before
     assert "training ended after update 3" in capsys.readouterr().err
+
+
+def end_of_epoch(folder):
+    """The last rank gets SIGTERM when the first of three epochs has ended; what is left by then, and at the end."""
+    module, size = scalar.Scalar(), int(os.environ.get("WORLD_SIZE", "1"))
+    options = {"strategy": "ddp" if size > 1 else "single", "devices": size, "max_epochs": 3, "min_epochs": 2}
+    options |= {"enable_checkpointing": True, "callbacks": [trivet.Checkpoint(folder)]}
+
+    def stop():
+        if module.global_rank == size - 1 and module.trainer.progress.epoch == 0:
+            signal.raise_signal(signal.SIGTERM)
+
+    module.on_train_epoch_end = stop
+    with pytest.raises(Terminated) as caught:
+        scalar.trainer(**options).fit(module, scalar.loader([1.0] * 4))
+    ended = caught.value.signal, caught.value.update, manifest.read(Path(caught.value.checkpoint))["progress"]["epoch"]
+    module = scalar.Scalar()
+    scalar.trainer(**options).fit(module, scalar.loader([1.0] * 4), ckpt_path=caught.value.checkpoint)
+    return ended, module.history
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_a_signal_at_the_end_of_an_epoch_does_not_wait_for_the_next_one(tmp_path, world_size):
+    updates = 4 // world_size
+    for ended, history in ranks.run(world_size, end_of_epoch, tmp_path):
+        assert ended == (signal.SIGTERM, updates, 1)
+        assert history == [-float(update) for update in range(updates + 1, 3 * updates + 1)]
 
 
 def saved_in(directory):

@@ -38,7 +38,8 @@ class Contents:
     def checked(self, names: Iterable[str]) -> Iterator[None]:
         """Compare the files that hold these tensors with their checksums meanwhile; raises at the end."""
         with closing(Checks(self.directory, self.manifest["files"])) as checks:
-            checks.begin({f"{TENSORS}/{chunk.file}" for name in names for chunk in self.index[name].chunks})
+            for file in sorted({chunk.file for name in names for chunk in self.index[name].chunks}):
+                checks.begin(f"{TENSORS}/{file}")
             try:
                 yield
             finally:

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
 __all__ = ["complete", "delete", "manifest", "read", "read_seed", "read_weights", "sweep", "write"]
 
+PART = 1 << 18  # elements
+
 
 def read(
     path: str | os.PathLike[str], template: TrainState | None = None, *, beside: bool = True, rank: int | None = None
@@ -82,7 +84,7 @@ def reading(
 
         fresh = {name: tensor for name, tensor in into.items() if name not in in_place}
         with closing(Checks(directory, found.manifest["files"])) as checks:
-            storage.read(directory / TENSORS, index, fresh, checks, fresh=fresh)
+            storage.read(directory / TENSORS, index, fresh, checks)
             # Read first, then copied: a damaged file is found before the first of the caller's tensors changes.
             storage.read(directory / TENSORS, index, in_place, checks, before=before)
         copied = [(target, into[name]) for name, target in targets.items() if name not in in_place]
@@ -181,9 +183,14 @@ def _exchange(pairs: list[tuple[Tensor, Tensor]]) -> None:
     """Give the tensors of each pair each other's values."""
     with torch.no_grad():
         for one, other in pairs:
-            before = one.detach().clone()
-            one.copy_(other)
-            other.copy_(before)
+            parts = [(one.detach(), other)]
+            if one.is_cpu and all(type(t) is Tensor and t.is_contiguous() for t in parts[0]):
+                # what is set aside stays in the processor's cache
+                parts = list(zip(*(torch.split(t.view(-1), PART) for t in parts[0]), strict=True))
+            for mine, its in parts:
+                before = mine.clone()
+                mine.copy_(its)
+                its.copy_(before)
 
 
 def _staging(index: Metadata, name: str, targets: dict[str, Tensor]) -> Tensor:

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import struct
 import zlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cache
 from typing import IO, Any, TypedDict
 
 from ..errors import CheckpointError
 from .files import Place, Remote, force, opened
+from .pieces import REMOTE_BLOCK, THREADS, Piece, Stretch, read, stretches
 
 BLOCK = 1 << 20
-REMOTE_BLOCK = 16 << 20
 
 
 class Sum(TypedDict):
@@ -143,25 +143,46 @@ def read_sum(path: Place) -> Sum:
 
 
 class Checks:
-    """Compares files with the sums that the manifest lists, each once, in threads of its own."""
+    """Reads files in threads of its own, and compares them with the sums that the manifest lists, each once."""
 
     def __init__(self, directory: Place, files: Mapping[str, Mapping[str, int]]) -> None:
         self._directory, self._files = directory, files
         self._threads: ThreadPoolExecutor | None = None
-        self._found: dict[str, Future[Sum]] = {}
+        self._summed: set[str] = set()
+        self._begun: list[tuple[str, bool, list[tuple[Stretch, Future[tuple[int, Exception | None]]]]]] = []
 
-    def begin(self, names: Iterable[str]) -> None:
-        """Start to read those that are not read yet. One that has no checksum is not checked."""
-        self._threads = self._threads or ThreadPoolExecutor(thread_name_prefix="trivet-crc32")
-        for name in sorted(names):
-            if name not in self._found and "crc32" in self._files.get(name, {}):
-                self._found[name] = self._threads.submit(read_sum, self._directory / name)
+    def begin(self, name: str, pieces: Sequence[Piece] = ()) -> None:
+        """Start to read a file: the whole of it if it has a checksum that it was not compared with yet, else those
+        pieces, which take what is theirs in either case."""
+        entry = self._files.get(name, {})
+        summed = "crc32" in entry and name not in self._summed
+        if not summed and not pieces:
+            return
+        if summed:
+            self._summed.add(name)
+        self._threads = self._threads or ThreadPoolExecutor(THREADS, thread_name_prefix="trivet-read")
+        parts = stretches(pieces, entry["size"] if summed else None)
+        read_in = self._threads.submit
+        self._begun.append(
+            (name, summed, [(one, read_in(read, self._directory / name, one, summed=summed)) for one in parts])
+        )
 
     def wait(self) -> None:
-        """Raise `CheckpointError`, naming the file, if one of those that were begun is not what was written."""
-        for name, found in self._found.items():
-            if text := difference(name, self._files[name], found.result()):
+        """Raise `CheckpointError`, naming the file, if one of those that were begun is not what was written; if all
+        are, what went wrong in a piece."""
+        begun, self._begun = self._begun, []
+        errors: list[Exception | None] = []
+        for name, summed, parts in begun:
+            crc32 = 0
+            for stretch, reading in parts:
+                part, error = reading.result()
+                crc32 = combined(crc32, part, stretch.size)
+                errors.append(error)
+            size = sum(stretch.size for stretch, _ in parts)
+            if summed and (text := difference(name, self._files[name], Sum(size=size, crc32=crc32))):
                 raise CheckpointError(text)
+        for error in filter(None, errors):
+            raise error
 
     def close(self) -> None:
         if self._threads is not None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import pickle
 import warnings
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain
@@ -19,9 +19,9 @@ import torch
 from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
-from torch.distributed.checkpoint.filesystem import FileSystem, FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.filesystem import FileSystem, FileSystemWriter
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta, TensorStorageMetadata
-from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, ReadItem, SavePlan, SavePlanner
+from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.checkpoint.storage import WriteResult
@@ -29,6 +29,7 @@ from torch.futures import Future
 
 from ..errors import CheckpointError
 from .files import Place
+from .reader import Reader
 from .sums import Checks, Sum, Summing, read_sum
 
 Finish = Callable[[dict[str, Sum]], None]
@@ -108,18 +109,17 @@ def read(
     into: dict[str, Tensor],
     checks: Checks,
     *,
-    fresh: Collection[str] = (),
     before: Callable[[], object] | None = None,
 ) -> None:
     """Fill the tensors ``into`` in place, of a `DTensor` this rank's part. No collective: ranks read for themselves.
 
-    Nobody else has the storage of those named ``fresh``: it may be exchanged for the memory that was read into. The
-    files that are read from are compared with their checksums meanwhile or, with ``before``, first: that is called when
-    they are found to be what was written, and nothing has changed yet.
+    The files that are read from are compared with their checksums meanwhile or, with ``before``, first: that is called
+    when they are found to be what was written, and nothing has changed yet.
     """
     state: dict[str, Any] = dict(into)
-    reader = _Reader(directory, index, checks, before)
-    _run(lambda: load(state, storage_reader=reader, planner=_LoadPlanner(fresh), no_dist=True))
+    reader = Reader(directory, index, checks, before)
+    planner = DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
+    _run(lambda: load(state, storage_reader=reader, planner=planner, no_dist=True))
 
 
 def _run(function: Callable[[], object]) -> None:
@@ -248,63 +248,6 @@ def _pickles() -> Iterator[None]:
         yield
     except Exception as error:
         raise CheckpointError(_reason(error)) from None
-
-
-class _Adopts:
-    """Stands for a tensor of nobody's that is read whole: takes the memory that was read into, without a copy."""
-
-    def __init__(self, tensor: Tensor) -> None:
-        self.tensor = tensor
-
-    def detach(self) -> _Adopts:
-        return self
-
-    def size(self) -> torch.Size:
-        return self.tensor.size()
-
-    def copy_(self, found: Tensor) -> None:
-        if found.dtype == self.tensor.dtype and found.is_contiguous():
-            self.tensor.set_(found)  # type: ignore[call-overload]
-        else:
-            self.tensor.copy_(found)
-
-
-class _LoadPlanner(DefaultLoadPlanner):
-    """DCP's planner of a flat dict of tensors."""
-
-    def __init__(self, fresh: Collection[str]) -> None:
-        super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
-        self.fresh = fresh
-
-    def resolve_tensor(self, read_item: ReadItem) -> Any:
-        name = read_item.dest_index.fqn
-        tensor = self.state_dict[name]
-        if name in self.fresh and type(tensor) is Tensor and tensor.is_cpu and tensor.shape == read_item.lengths:
-            return _Adopts(tensor)
-        return super().resolve_tensor(read_item)
-
-
-class _Reader(FileSystemReader):
-    """DCP's reader with an index that has been checked, and of files that are checked; see `read`."""
-
-    def __init__(self, path: Place, index: Metadata, checks: Checks, before: Callable[[], object] | None) -> None:
-        super().__init__(path)
-        self.fs, self.path = _Files(), cast("Any", path)
-        self.index, self.checks, self.before, self.folder = index, checks, before, path.name
-
-    def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
-        files = {self.index.storage_data[item.storage_index].relative_path for item in plan.items}
-        self.checks.begin(f"{self.folder}/{name}" for name in files)
-        if self.before is not None:
-            self.checks.wait()
-            self.before()
-        try:
-            return super().read_data(plan, planner)
-        finally:
-            self.checks.wait()  # a damaged file is what to say, not what became of it
-
-    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
-        return self.index
 
 
 class _MetadataUnpickler(pickle.Unpickler):

@@ -115,6 +115,7 @@ UNPICKLES = {
     "callbacks/prediction_writer.py": "files of the run's directory, which its ranks wrote",
     "checkpoint/tensors.py": "files of a checkpoint, by an unpickler that knows some classes alone",
     "checkpoint/index.py": "files of a checkpoint, by an unpickler that knows some classes alone",
+    "checkpoint/archive.py": "files of a checkpoint, by an unpickler that knows some classes alone",
 }
 """Where bytes are unpickled, and whose they are. None of them came over the network."""
 

@@ -86,7 +86,10 @@ def reading(
         with closing(Checks(directory, found.manifest["files"])) as checks:
             storage.read(directory / TENSORS, index, fresh, checks)
             # Read first, then copied: a damaged file is found before the first of the caller's tensors changes.
-            storage.read(directory / TENSORS, index, in_place, checks, before=before)
+            if in_place:
+                storage.read(directory / TENSORS, index, in_place, checks, before=before)
+            else:
+                before()
         copied = [(target, into[name]) for name, target in targets.items() if name not in in_place]
         into |= targets
         state = TrainState(

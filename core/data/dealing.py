@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import accumulate, islice
 from typing import Any
 
 
@@ -52,19 +52,29 @@ def deal(
     total = sum(sizes)
     if world_size == 1 and len(window) == 1:
         return [Piece(window[0], 0, total)], total
-    if prebuilt or whole:
-        offsets = [n if prebuilt else sum(sizes[:n]) for n in range(len(window))]
-        pieces = [
-            Piece(window[n], offsets[n], sizes[n]) if n < len(window) else Piece(window[0], 0, 0)
-            for n in range(rank, micro_batches(len(window), world_size) * world_size, world_size)
-        ]
-    elif len(window) % world_size == 0:
-        pieces = [Piece(window[n], sum(sizes[:n]), sizes[n]) for n in range(rank, len(window), world_size)]
+    offsets = range(len(window)) if prebuilt else [0, *accumulate(sizes)]
+    if prebuilt or whole or len(window) % world_size == 0:
+        turns = range(rank, micro_batches(len(window), world_size) * world_size, world_size)
+        pieces = [Piece(window[n], offsets[n], sizes[n]) if n < len(window) else Piece(window[0], 0, 0) for n in turns]
     else:
-        pieces = _cut([index for batch in window for index in batch], len(window), rank, world_size)
+        indices = [index for batch in window for index in batch]
+        cuts = _even(total, len(window), rank, world_size)
+        pieces = [Piece(indices[start : max(stop, 1)], start, stop - start) for start, stop in cuts]
     for piece in pieces:
         piece.weight = weight(piece.samples, total, world_size)
     return pieces, total
+
+
+def spans(total: int, batches: int, size: int, offset: int, rank: int, world_size: int) -> list[tuple[int, int]]:
+    """The same for a window of torch's own batches: where each micro-batch starts and stops among the window's indices.
+
+    The ``total`` indices are so many batches of ``size``; the first began ``offset`` indices before the window, and the
+    last may be shorter. A micro-batch without work starts and stops at 0.
+    """
+    if batches % world_size:
+        return _even(total, batches, rank, world_size)
+    begins = range(rank * size - offset, batches * size - offset, world_size * size)
+    return [(max(begin, 0), min(begin + size, total)) for begin in begins]
 
 
 def weight(share: float, total: float, world_size: int) -> float | None:
@@ -77,15 +87,8 @@ def prebuilt_size(index: Any) -> int:
     return len(index) if type(index) is list else 1
 
 
-def _cut(indices: list[Any], batches: int, rank: int, world_size: int) -> list[Piece]:
+def _even(total: int, batches: int, rank: int, world_size: int) -> list[tuple[int, int]]:
     count = micro_batches(batches, world_size) * world_size
-    size, larger = divmod(len(indices), count)
-    pieces = []
-    for n in range(rank, count, world_size):
-        begin = n * size + min(n, larger)
-        end = begin + size + (n < larger)
-        if end > begin:
-            pieces.append(Piece(indices[begin:end], begin, end - begin))
-        else:
-            pieces.append(Piece(indices[:1], 0, 0))
-    return pieces
+    size, larger = divmod(total, count)
+    ends = [(n * size + min(n, larger), (n + 1) * size + min(n + 1, larger)) for n in range(rank, count, world_size)]
+    return [(start, stop) if stop > start else (0, 0) for start, stop in ends]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import chain, islice
 from typing import Any
 
@@ -11,7 +11,8 @@ from torch.utils.data import DataLoader
 
 from ..errors import CheckpointError, DataError
 from ..plugins import MicroBatch
-from .dealing import deal, micro_batches, windows
+from .blocks import Blocks, Cut
+from .dealing import deal, micro_batches, spans, weight, windows
 from .loader_copy import copy_loader
 from .order import Order
 from .positions import Indices, Placed, draws_nothing, seeded_dataset
@@ -36,36 +37,67 @@ class _Deal:
     def __iter__(self) -> Iterator[Any]:
         # torch calls this twice when it starts workers, and uses the second iterator
         self.plans.clear()
-        return self._micro_batches(iter(self.order))
+        if self.world_size == self.window_size == 1:
+            return self._one_by_one(iter(self.order))
+        found = self.order.blocks()
+        return self._walked(iter(self.order)) if found is None else self._cut(*found)
 
     def index_after(self, user_batches: int) -> int:
         """How many micro-batches a rank runs for the first so many batches of the user's in an epoch."""
         whole, rest = divmod(user_batches, self.window_size)
         return whole * micro_batches(self.window_size, self.world_size) + micro_batches(rest, self.world_size)
 
-    def _micro_batches(self, stream: Iterator[Any]) -> Iterator[Any]:
-        stream, position, index = islice(stream, self.limit), self.skip, 0
-        if self.skip:
-            stream, skipped = self._skip(stream)
-            index = self.index_after(skipped)
-        if self.world_size == self.window_size == 1:
-            yield from self._one_by_one(stream, position, index)
-            return
+    def _cut(self, blocks: Blocks, stream: Iterator[Any]) -> Iterator[Any]:
+        """This rank's micro-batches where torch makes the batches: those of other ranks are not made."""
+        size, limit, window_size = blocks.size, self.limit, self.window_size
+        skip = self.skip if limit is None else min(self.skip, limit * size)  # a limit may have been lowered since
+        cut = Cut(stream)
+        if (position := cut.skip(skip)) < skip:
+            raise DataError(beyond(skip, position, "samples"))
+        number = position // size  # of the user's batch that comes next, perhaps without its begin
+        index = self.index_after(number)
+        window: Window | None = None
+        placed: list[Any] = []
+        while True:
+            batches = window_size if limit is None else min(window_size, limit - number)
+            wanted = (number + batches) * size - position
+            indices, begin, end = cut.next(wanted)
+            total = end - begin
+            if total < wanted:  # the last ones
+                total -= (position + total) % size if blocks.drop_last else 0
+                batches = -(-(position + total) // size) - number
+            if window is not None:  # which was held back until it was known whether one follows
+                window.last = total <= 0
+                self.plans.append((window, position))
+                yield from placed
+            if total <= 0:
+                return
+            cuts = spans(total, batches, size, position - number * size, self.rank, self.world_size)
+            window = self._window(index, total, [stop - start for start, stop in cuts])
+            placed = [
+                self._placed([*indices[begin + start : begin + max(stop, 1)]], position + start) for start, stop in cuts
+            ]
+            position, number, index = position + total, number + batches, index + len(cuts)
+
+    def _walked(self, stream: Iterator[Any]) -> Iterator[Any]:
+        """This rank's micro-batches of any other batches."""
+        (stream, index), position = self._skip(stream), self.skip
         rank, world_size, prebuilt = self.rank, self.world_size, self.prebuilt
         if not prebuilt:
             stream = map(_sized, stream)
         for window, last in windows(stream, self.window_size):
             pieces, total = deal(window, rank, world_size, prebuilt=prebuilt, whole=self.whole)
-            batches = [MicroBatch(None, index + n, p.weight, False, p.samples) for n, p in enumerate(pieces)]
-            batches[-1].last = True
+            planned = self._window(index, total, [piece.samples for piece in pieces])
+            planned.last = last
             end = position + (len(window) if prebuilt else int(total))
-            self.plans.append((Window(batches, total, total, last), end))
+            self.plans.append((planned, end))
             for piece in pieces:
                 yield self._placed(piece.indices, position + piece.offset)
             position, index = end, index + len(pieces)
 
-    def _one_by_one(self, stream: Iterator[Any], position: int, index: int) -> Iterator[Any]:
+    def _one_by_one(self, stream: Iterator[Any]) -> Iterator[Any]:
         """What `deal` gives where every batch is an update of this rank alone."""
+        (stream, index), position = self._skip(stream), self.skip
         prebuilt, plans, seeded, seed, epoch = self.prebuilt, self.plans, self.seeded, self.seed, self.epoch
         following = next(stream, _END)
         while following is not _END:
@@ -83,6 +115,15 @@ class _Deal:
             yield placed
             position, index = end, index + 1
 
+    def _window(self, index: int, total: float, samples: Iterable[float]) -> Window:
+        """A window whose batches are not read yet, the first of which has the number ``index``."""
+        batches = [
+            MicroBatch(None, number, weight(share, total, self.world_size), False, share)
+            for number, share in enumerate(samples, index)
+        ]
+        batches[-1].last = True
+        return Window(batches, total, total)
+
     def _placed(self, indices: Any, position: int) -> Any:
         """Indices of a micro-batch as they are read: with what seeds them, where reading may draw."""
         if not self.seeded:
@@ -92,8 +133,9 @@ class _Deal:
         return Indices(indices, self.seed, self.epoch, position)
 
     def _skip(self, stream: Iterator[Any]) -> tuple[Iterator[Any], int]:
+        """What is left of the user's batches, and the number of the micro-batch that comes next."""
         # By index: nothing is read. A batch is cut where the batch size has changed since.
-        rest, skipped = self.skip, 0
+        stream, rest, skipped = islice(stream, self.limit), self.skip, 0
         while rest:
             batch = next(stream, None)
             if batch is None:
@@ -102,10 +144,11 @@ class _Deal:
                 break
             size = 1 if self.prebuilt else len(batch)
             if size > rest:
-                return chain([list(batch)[rest:]], stream), skipped
+                stream = chain([list(batch)[rest:]], stream)
+                break
             rest -= size
             skipped += 1
-        return stream, skipped
+        return stream, self.index_after(skipped)
 
 
 _END: Any = object()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import chain, count
 from typing import Any
 
@@ -17,10 +17,21 @@ from torch.utils.data import (
 from torch.utils.data.distributed import DistributedSampler
 
 from ..seeding import derive, seed_all
+from .blocks import Blocks
 from .positions import ORDER
 from .remembered import Remembered
 from .sharding import KnowsEpoch, index_source, samplers
 
+_AT_ONCE = (
+    SequentialSampler,
+    RandomSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+    DistributedSampler,
+    list,
+    tuple,
+    range,
+)
 PASS = 2**32  # more than the batches of a pass
 
 
@@ -78,15 +89,33 @@ class Order:
 
     def __iter__(self) -> Iterator[Any]:
         # Not a generator function: a batch sampler's own __iter__ may draw, and has to do so when torch calls it.
+        whole = self._begun(self._batches)
+        return self._again(whole) if self._repeats else whole
+
+    def blocks(self) -> tuple[Blocks, Iterator[Sequence[Any]]] | None:
+        """The same indices, of which batches have yet to be made; None where only the sampler can make them."""
+        found = None if self._repeats else self._blocks()
+        return None if found is None else (found, self._begun(found.__iter__))
+
+    def _blocks(self) -> Blocks | None:
+        source = self._source
+        if type(source) is not BatchSampler or type(source.sampler) not in _AT_ONCE:
+            return None
+        return Blocks(source.sampler, source.batch_size, source.drop_last)
+
+    def _batches(self) -> Iterator[Any]:
+        found = self._blocks()
+        return iter(self._source) if found is None else found.batches()
+
+    def _begun(self, make: Callable[[], Iterator[Any]]) -> Iterator[Any]:
         if self._rewind:
             self.load(self._rewind, workers_kept=True)
         self._pass = 0
         seed_all(self._derived(0))
-        whole = self._drawn(undone=bool(self._rewind))
-        return self._again(whole) if self._repeats else whole
+        return self._drawn(make, undone=bool(self._rewind))
 
-    def _drawn(self, *, undone: bool) -> Iterator[Any]:
-        iterator = iter(self._source)
+    def _drawn(self, make: Callable[[], Iterator[Any]], *, undone: bool) -> Iterator[Any]:
+        iterator = make()
         drawn = self._draw(iterator, self._remembered.generator_states() if undone else {})
         return drawn if self._draws_late else chain(drawn, iterator)
 
@@ -102,7 +131,7 @@ class Order:
                 yield batch
             self._pass += 1
             seed_all(self._derived(0))
-            iterator = self._drawn(undone=False)
+            iterator = self._drawn(self._batches, undone=False)
 
     def _draw(self, iterator: Iterator[Any], undo: dict[str, Any]) -> Iterator[Any]:
         """The first index, or all of them where each may draw random numbers."""
@@ -120,13 +149,4 @@ class Order:
 def _draws_at_once(sampler: Any) -> bool:
     if type(sampler) is BatchSampler:
         return _draws_at_once(sampler.sampler)
-    return type(sampler) in (
-        SequentialSampler,
-        RandomSampler,
-        SubsetRandomSampler,
-        WeightedRandomSampler,
-        DistributedSampler,
-        list,
-        tuple,
-        range,
-    )
+    return type(sampler) in _AT_ONCE

@@ -105,7 +105,9 @@ class Order:
 
     def _batches(self) -> Iterator[Any]:
         found = self._blocks()
-        return iter(self._source) if found is None else found.batches()
+        if found is None or type(found.sampler) is SequentialSampler:  # a part of a range is no faster than its items
+            return iter(self._source)
+        return found.batches()
 
     def _begun(self, make: Callable[[], Iterator[Any]]) -> Iterator[Any]:
         if self._rewind:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,13 +22,12 @@ from ..state import TrainState
 from . import manifest as manifests
 from .contents import Contents, open_checkpoint, read_state
 from .files import Place, place
+from .index import Entry
 from .parts import OPTIMIZER_TENSORS, RANKS, SHARED, TENSORS, errors
 from .places import delete, sweep
+from .reader import Wanted
 from .sums import Checks
 from .writing import write
-
-if TYPE_CHECKING:
-    from torch.distributed.checkpoint.metadata import Metadata
 
 __all__ = ["complete", "delete", "manifest", "read", "read_seed", "read_weights", "sweep", "write"]
 
@@ -67,8 +66,8 @@ def reading(
     """
     directory = place(path)
     with errors(f"cannot read checkpoint {str(directory)!r}"):
-        found, index = _open(directory)
-        plain = found.state()
+        found = open_checkpoint(directory)
+        index, plain = found.index, found.state()
         targets: dict[str, Tensor] = {}
         if template is not None:
             targets = {f"module/{name}": tensor for name, tensor in template.module.items()}
@@ -76,18 +75,15 @@ def reading(
             _check_fits(index, targets, ("module/", "beside/") if beside else ("module/",))
         others = ("beside/", "strategy/") if not beside else RANKS if rank is not None else ()
         mine = f"{RANKS}{rank}/" if beside else ()
-        names = [name for name in index.state_dict_metadata if name.startswith(mine) or not name.startswith(others)]
+        names = [name for name in index if name.startswith(mine) or not name.startswith(others)]
         into = {name: _staging(index, name, targets) for name in names}
         in_place = {name: tensor for name, tensor in into.items() if tensor is targets.get(name)}
         optimizers = _join(plain.pop("optimizers"), into)
-        from . import tensors as storage
-
-        fresh = {name: tensor for name, tensor in into.items() if name not in in_place}
         with closing(Checks(directory, found.manifest["files"])) as checks:
-            storage.read(directory / TENSORS, index, fresh, checks)
             # Read first, then copied: a damaged file is found before the first of the caller's tensors changes.
+            _fill(found, {name: tensor for name, tensor in into.items() if name not in in_place}, checks)
             if in_place:
-                storage.read(directory / TENSORS, index, in_place, checks, before=before)
+                _fill(found, in_place, checks, before)
             else:
                 before()
         copied = [(target, into[name]) for name, target in targets.items() if name not in in_place]
@@ -149,27 +145,32 @@ def complete(path: str | os.PathLike[str]) -> bool:
 # ------------------------------------------------------------------------------------------------------------- reading
 
 
-def _open(directory: Place) -> tuple[Contents, Metadata]:
-    """A checkpoint, and its index as DCP wants it, in which our own reading of it found nothing wrong."""
-    found = open_checkpoint(directory)
-    from . import tensors as storage
+def _fill(found: Contents, into: dict[str, Tensor], checks: Checks, before: Callable[[], object] | None = None) -> None:
+    """Read tensors. DCP knows which part of a sharded one is this rank's; the others need no plan."""
+    wanted, parts = Wanted(), {name: tensor for name, tensor in into.items() if sharded(tensor) is not None}
+    for name in into.keys() - parts.keys():
+        wanted.add_whole(name, found.index[name], into[name])
+    wanted.read(found.directory / TENSORS, checks)
+    if parts:
+        from . import tensors as storage
 
-    return found, storage.metadata(directory / TENSORS)
+        folder = found.directory / TENSORS
+        storage.read(folder, storage.metadata(folder), parts, checks, before=before)
 
 
-def _check_fits(index: Metadata, targets: dict[str, Tensor], prefixes: tuple[str, ...]) -> None:
-    stored = {name: entry for name, entry in index.state_dict_metadata.items() if name.startswith(prefixes)}
+def _check_fits(index: dict[str, Entry], targets: dict[str, Tensor], prefixes: tuple[str, ...]) -> None:
+    stored = {name: entry for name, entry in index.items() if name.startswith(prefixes)}
     wrong = [f"missing in the checkpoint: {_names(set(targets) - set(stored))}"] if set(targets) - set(stored) else []
     for prefix, where in (("module/", "not in the module"), ("beside/", "kept by a callback that this run has not")):
         if odd := {name for name in stored if name.startswith(prefix)} - set(targets):
             wrong.append(f"{where}: {_names(odd)}")
     for name in sorted(set(stored) & set(targets)):
-        entry: Any = stored[name]
+        shape, dtype = stored[name].shape, getattr(torch, stored[name].dtype)
         target = targets[name]
-        if tuple(entry.size) != tuple(target.shape):
-            wrong.append(f"{_names([name])} has shape {tuple(entry.size)}, the module's has {tuple(target.shape)}")
-        elif entry.properties.dtype.is_floating_point != target.dtype.is_floating_point:
-            wrong.append(f"{_names([name])} is {entry.properties.dtype}, the module's is {target.dtype}")
+        if shape != tuple(target.shape):
+            wrong.append(f"{_names([name])} has shape {shape}, the module's has {tuple(target.shape)}")
+        elif dtype.is_floating_point != target.dtype.is_floating_point:
+            wrong.append(f"{_names([name])} is {dtype}, the module's is {target.dtype}")
     if wrong:
         raise CheckpointError(f"it does not fit the module: {'; '.join(wrong)}")
 
@@ -196,21 +197,19 @@ def _exchange(pairs: list[tuple[Tensor, Tensor]]) -> None:
                 its.copy_(before)
 
 
-def _staging(index: Metadata, name: str, targets: dict[str, Tensor]) -> Tensor:
-    from . import tensors as storage
-
-    entry: Any = index.state_dict_metadata[name]
+def _staging(index: dict[str, Entry], name: str, targets: dict[str, Tensor]) -> Tensor:
+    shape, dtype = index[name].shape, getattr(torch, index[name].dtype)
     target = targets.get(name)
     if target is not None:
         # Sharded tensors are read in place: a model that is sharded for its size doesn't fit twice.
-        in_place = sharded(target) is not None and entry.properties.dtype == target.dtype
+        in_place = sharded(target) is not None and dtype == target.dtype
         return target if in_place else torch.empty_like(target.detach())
     if name.startswith(("optimizer/", *SHARED)):
         parameter = name.split("/", 3)[3] if name.startswith(SHARED) else name.split("/", 2)[2].rpartition("/")[0]
         like = targets.get(f"module/{parameter}")
-        if like is not None and sharded(like) is not None and entry.size == like.shape:
-            return torch.empty_like(like.detach(), dtype=entry.properties.dtype)
-    return storage.empty(index, name)
+        if like is not None and sharded(like) is not None and shape == tuple(like.shape):
+            return torch.empty_like(like.detach(), dtype=dtype)
+    return torch.empty(shape, dtype=dtype)
 
 
 def _join(stored: Any, tensors: dict[str, Tensor]) -> list[dict[str, Any]]:

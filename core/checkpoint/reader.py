@@ -1,24 +1,21 @@
-"""What brings the tensors of a checkpoint from its files to where `torch.distributed.checkpoint` (DCP) wants them."""
+"""What brings the tensors of a checkpoint from its files to where they belong."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributed.checkpoint.filesystem import FileSystemReader
-from torch.distributed.checkpoint.metadata import Metadata
-from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner
-from torch.futures import Future
 
 from ..errors import CheckpointError
 from .archive import Elements, elements
 from .contents import load_plain
 from .files import Place, Remote
+from .index import Entry
 from .parts import TENSORS
 from .pieces import REMOTE_BLOCK, Fill, Piece, into
 from .sums import Checks
@@ -29,7 +26,7 @@ GAP = 1 << 16  # between two of them
 
 
 @dataclass(frozen=True)
-class _Part:
+class Part:
     """What is wanted of an archive's tensor: the box of ``lengths`` at ``offsets``, in ``target``."""
 
     name: str
@@ -43,56 +40,55 @@ class _Part:
 
 
 @dataclass(frozen=True)
-class _Archive:
+class Archive:
     """A ``torch.save`` of one tensor within a file, and what is wanted of it."""
 
     start: int
     length: int
     dtype: torch.dtype
-    parts: list[_Part]
+    parts: list[Part]
 
     @property
     def end(self) -> int:
         return self.start + self.length
 
 
-class Reader(FileSystemReader):
-    """DCP's reader with an index that has been checked, and of files that are checked; see `tensors.read`."""
+class Wanted:
+    """Parts of stored tensors, to be read together."""
 
-    def __init__(self, path: Place, index: Metadata, checks: Checks, before: Callable[[], object] | None) -> None:
-        super().__init__("")
-        self.place, self.index, self.checks, self.before = path, index, checks, before
+    def __init__(self) -> None:
+        self._archives: dict[str, dict[int, Archive]] = {}
 
-    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
-        return self.index
+    def add(self, file: str, start: int, length: int, dtype: torch.dtype, part: Part) -> None:
+        of_file = self._archives.setdefault(file, {})
+        of_file.setdefault(start, Archive(start, length, dtype, [])).parts.append(part)
 
-    def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
-        wanted: dict[str, dict[int, _Archive]] = {}
-        for item in plan.items:
-            place = self.index.storage_data[item.storage_index]
-            entry: Any = self.index.state_dict_metadata[item.storage_index.fqn]
-            archive = _Archive(place.offset, place.length, entry.properties.dtype, [])
-            archive = wanted.setdefault(place.relative_path, {}).setdefault(place.offset, archive)
-            target = planner.resolve_tensor(item).detach()
-            archive.parts.append(_Part(item.dest_index.fqn, tuple(item.storage_offsets), tuple(item.lengths), target))
-        if self.before is not None:
-            for file in sorted(wanted):
-                self.checks.begin(f"{self.place.name}/{file}")
-            self.checks.wait()
-            self.before()
-        for file, archives in sorted(wanted.items()):
-            pieces = _pieces(self.place / file, [archives[start] for start in sorted(archives)])
-            self.checks.begin(f"{self.place.name}/{file}", list(pieces))
-        self.checks.wait()
-        done: Future[None] = Future()
-        done.set_result(None)
-        return done
+    def add_whole(self, name: str, entry: Entry, target: Tensor) -> None:
+        """All chunks of a tensor."""
+        for chunk in entry.chunks:
+            part = Part(name, (0,) * len(chunk.sizes), chunk.sizes, target.detach())
+            if chunk.sizes != entry.shape:
+                box = replace(part, offsets=chunk.offsets).box
+                part = replace(part, target=part.target[box])
+            self.add(chunk.file, chunk.start, chunk.length, getattr(torch, entry.dtype), part)
+
+    def check(self, folder: Place, checks: Checks) -> None:
+        """Compare the files with their checksums, and read nothing."""
+        for file in sorted(self._archives):
+            checks.begin(f"{folder.name}/{file}")
+        checks.wait()
+
+    def read(self, folder: Place, checks: Checks) -> None:
+        for file, archives in sorted(self._archives.items()):
+            found = pieces(folder / file, [archives[start] for start in sorted(archives)])
+            checks.begin(f"{folder.name}/{file}", list(found))
+        checks.wait()
 
 
-def _pieces(path: Place, archives: list[_Archive]) -> Iterator[Piece]:
+def pieces(path: Place, archives: list[Archive]) -> Iterator[Piece]:
     """What to read of a file: of large archives the elements, straight to where they belong; small ones in runs."""
     remote = isinstance(path, Remote)  # each request costs: nothing is looked into
-    longest, run = REMOTE_BLOCK if remote else RUN, list[_Archive]()
+    longest, run = REMOTE_BLOCK if remote else RUN, list[Archive]()
     with nullcontext() if isinstance(path, Remote) else open(path, "rb", buffering=0) as file:
         for archive in archives:
             found = None
@@ -109,7 +105,7 @@ def _pieces(path: Place, archives: list[_Archive]) -> Iterator[Piece]:
         yield _together(path.name, run)
 
 
-def _fits(shape: tuple[int, ...], part: _Part) -> bool:
+def _fits(shape: tuple[int, ...], part: Part) -> bool:
     """Whether the part lies within a tensor of this shape, and has the shape of where it is to go."""
     if len(shape) != len(part.lengths) or tuple(part.target.shape) != tuple(part.lengths):
         return False
@@ -119,7 +115,7 @@ def _fits(shape: tuple[int, ...], part: _Part) -> bool:
     return within and part.target.numel() > 0
 
 
-def _straight(found: Elements, dtype: torch.dtype, part: _Part) -> Iterator[Piece]:
+def _straight(found: Elements, dtype: torch.dtype, part: Part) -> Iterator[Piece]:
     """The rows that the part is in, into its target, or on the way there where that has another form."""
     rows, rest = part.lengths[0], found.shape[1:]
     row = prod(rest) * dtype.itemsize
@@ -145,7 +141,7 @@ def _memory(tensor: Tensor) -> memoryview | None:
     return None if tensor.is_conj() or tensor.is_neg() else tensor.view(-1).view(torch.uint8).numpy().data
 
 
-def _together(file: str, run: list[_Archive]) -> Piece:
+def _together(file: str, run: list[Archive]) -> Piece:
     """Archives of which torch says what is in them."""
     start, size = run[0].start, run[-1].end - run[0].start
 
@@ -160,7 +156,7 @@ def _together(file: str, run: list[_Archive]) -> Piece:
     return Piece(start, size, take)
 
 
-def _copy(found: Any, part: _Part, file: str) -> None:
+def _copy(found: Any, part: Part, file: str) -> None:
     if not isinstance(found, Tensor) or found.dim() != len(part.lengths):
         raise CheckpointError(f"{file} holds something else than the part of {part.name!r} that the index says")
     if not _fits(tuple(found.shape), part) and part.target.numel():

@@ -19,9 +19,9 @@ import torch
 from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
-from torch.distributed.checkpoint.filesystem import FileSystem, FileSystemWriter
+from torch.distributed.checkpoint.filesystem import FileSystem, FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta, TensorStorageMetadata
-from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
+from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, SavePlan, SavePlanner
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.checkpoint.storage import WriteResult
@@ -29,7 +29,7 @@ from torch.futures import Future
 
 from ..errors import CheckpointError
 from .files import Place
-from .reader import Reader
+from .reader import Part, Wanted
 from .sums import Checks, Sum, Summing, read_sum
 
 Finish = Callable[[dict[str, Sum]], None]
@@ -96,13 +96,6 @@ def files(index: Metadata) -> dict[str, int]:
     return sizes
 
 
-def empty(index: Metadata, name: str) -> Tensor:
-    """A plain CPU tensor of the shape and dtype that the index says ``name`` has."""
-    entry = index.state_dict_metadata[name]
-    assert isinstance(entry, TensorStorageMetadata)
-    return torch.empty(entry.size, dtype=entry.properties.dtype)
-
-
 def read(
     directory: Place,
     index: Metadata,
@@ -117,7 +110,7 @@ def read(
     when they are found to be what was written, and nothing has changed yet.
     """
     state: dict[str, Any] = dict(into)
-    reader = Reader(directory, index, checks, before)
+    reader = _Reader(directory, index, checks, before)
     planner = DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
     _run(lambda: load(state, storage_reader=reader, planner=planner, no_dist=True))
 
@@ -248,6 +241,33 @@ def _pickles() -> Iterator[None]:
         yield
     except Exception as error:
         raise CheckpointError(_reason(error)) from None
+
+
+class _Reader(FileSystemReader):
+    """DCP's reader with an index that has been checked, and of files that are checked; see `read`."""
+
+    def __init__(self, path: Place, index: Metadata, checks: Checks, before: Callable[[], object] | None) -> None:
+        super().__init__("")
+        self.folder, self.index, self.checks, self.before = path, index, checks, before
+
+    def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
+        wanted = Wanted()
+        for item in plan.items:
+            place = self.index.storage_data[item.storage_index]
+            entry: Any = self.index.state_dict_metadata[item.storage_index.fqn]
+            target = planner.resolve_tensor(item).detach()
+            part = Part(item.dest_index.fqn, tuple(item.storage_offsets), tuple(item.lengths), target)
+            wanted.add(place.relative_path, place.offset, place.length, entry.properties.dtype, part)
+        if self.before is not None:
+            wanted.check(self.folder, self.checks)
+            self.before()
+        wanted.read(self.folder, self.checks)
+        done: Future[None] = Future()
+        done.set_result(None)
+        return done
+
+    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
+        return self.index
 
 
 class _MetadataUnpickler(pickle.Unpickler):

@@ -135,10 +135,10 @@ def test_a_part_of_a_stored_tensor(
     index = tensors.metadata(tmp_path / "tensors")
     place = next(place for key, place in index.storage_data.items() if key.fqn == "cube")
     target = torch.zeros(lengths)
-    part = reader._Part("cube", offsets, lengths, target)
-    archive = reader._Archive(place.offset, place.length, torch.float32, [part])
+    part = reader.Part("cube", offsets, lengths, target)
+    archive = reader.Archive(place.offset, place.length, torch.float32, [part])
     with closing(sums.Checks(tmp_path, {FILE: {"size": (tmp_path / FILE).stat().st_size}})) as checks:
-        checks.begin(FILE, list(reader._pieces(tmp_path / FILE, [archive])))
+        checks.begin(FILE, list(reader.pieces(tmp_path / FILE, [archive])))
         checks.wait()
     assert torch.equal(target, stored["cube"][part.box])
 

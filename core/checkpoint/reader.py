@@ -79,10 +79,12 @@ class Wanted:
         checks.wait()
 
     def read(self, folder: Place, checks: Checks) -> None:
-        for file, archives in sorted(self._archives.items()):
-            found = pieces(folder / file, [archives[start] for start in sorted(archives)])
-            checks.begin(f"{folder.name}/{file}", list(found))
-        checks.wait()
+        """Other devices are left to this thread, when the files are found to be what was written."""
+        for on_cpu in (True, False):
+            for file, archives in sorted(self._archives.items()):
+                mine = [one for _, one in sorted(archives.items()) if on_cpu is all(p.target.is_cpu for p in one.parts)]
+                checks.begin(f"{folder.name}/{file}", list(pieces(folder / file, mine)), here=not on_cpu)
+            checks.wait()
 
 
 def pieces(path: Place, archives: list[Archive]) -> Iterator[Piece]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import struct
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from functools import cache
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache, partial
 from typing import IO, Any, TypedDict
 
 from ..errors import CheckpointError
@@ -14,6 +14,9 @@ from .files import Place, Remote, force, opened
 from .pieces import REMOTE_BLOCK, THREADS, Piece, Stretch, read, stretches
 
 BLOCK = 1 << 20
+
+
+Read = Callable[[], tuple[int, Exception | None]]
 
 
 class Sum(TypedDict):
@@ -149,11 +152,11 @@ class Checks:
         self._directory, self._files = directory, files
         self._threads: ThreadPoolExecutor | None = None
         self._summed: set[str] = set()
-        self._begun: list[tuple[str, bool, list[tuple[Stretch, Future[tuple[int, Exception | None]]]]]] = []
+        self._begun: list[tuple[str, bool, list[tuple[Stretch, Read]]]] = []
 
-    def begin(self, name: str, pieces: Sequence[Piece] = ()) -> None:
+    def begin(self, name: str, pieces: Sequence[Piece] = (), *, here: bool = False) -> None:
         """Start to read a file: the whole of it if it has a checksum that it was not compared with yet, else those
-        pieces, which take what is theirs in either case."""
+        pieces, which take what is theirs in either case. ``here``: in the thread that waits."""
         entry = self._files.get(name, {})
         summed = "crc32" in entry and name not in self._summed
         if not summed and not pieces:
@@ -161,11 +164,11 @@ class Checks:
         if summed:
             self._summed.add(name)
         self._threads = self._threads or ThreadPoolExecutor(THREADS, thread_name_prefix="trivet-read")
-        parts = stretches(pieces, entry["size"] if summed else None)
-        read_in = self._threads.submit
-        self._begun.append(
-            (name, summed, [(one, read_in(read, self._directory / name, one, summed=summed)) for one in parts])
-        )
+        parts: list[tuple[Stretch, Read]] = []
+        for stretch in stretches(pieces, entry["size"] if summed else None):
+            one = partial(read, self._directory / name, stretch, summed=summed)
+            parts.append((stretch, one if here else self._threads.submit(one).result))
+        self._begun.append((name, summed, parts))
 
     def wait(self) -> None:
         """Raise `CheckpointError`, naming the file, if one of those that were begun is not what was written; if all
@@ -174,8 +177,8 @@ class Checks:
         errors: list[Exception | None] = []
         for name, summed, parts in begun:
             crc32 = 0
-            for stretch, reading in parts:
-                part, error = reading.result()
+            for stretch, result in parts:
+                part, error = result()
                 crc32 = combined(crc32, part, stretch.size)
                 errors.append(error)
             size = sum(stretch.size for stretch, _ in parts)

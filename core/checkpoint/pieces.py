@@ -13,7 +13,7 @@ from typing import Any
 from ..errors import CheckpointError
 from .files import Place, Remote
 
-BLOCK = 1 << 18  # stays in the processor's cache until it is summed
+BLOCK = 1 << 20  # stays in the processor's cache until it is summed
 REMOTE_BLOCK = 16 << 20
 THREADS = min(4, os.cpu_count() or 1)
 ALONE = 16 << 20  # what one thread reads is not shared out

@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 PLACE, STACK = "place", "stack"
 """What a worker's watchdog leaves in that directory: where the rank is, and after a crash the stacks."""
 
+UNWRITTEN = 74
+"""The exit code of a worker that had no room for its record (EX_IOERR)."""
+
 
 class RemoteTraceback(Exception):
     """The traceback of another process as text, shown as the cause of what is raised here."""
@@ -99,6 +102,11 @@ def without_words(rank: int, code: int, when: float, *, follows: bool, directory
     if directory is not None:
         last, crash = last_seen(directory / f"{PLACE}-{rank}", when), directory / f"{STACK}-{rank}"
         stack = crash.read_text(errors="replace").strip() if crash.exists() else ""
+    if code == UNWRITTEN:
+        text = (
+            f"it could not leave its exception in {str(directory)!r} (is the disk full?); its stderr has the traceback"
+        )
+        return Failure(rank, f"exit code {code}", text, time=when, follows=follows)
     if code >= 0:
         text = "the process ended without an exception (os._exit, or a library that ends the process)"
         return Failure(rank, f"exit code {code}", text + last, stack, time=when, follows=follows)
@@ -124,17 +132,14 @@ def _from_user_code(frames: TracebackType | None) -> TracebackType | None:
 
 def ask_to_stop(directory: Path, number: int) -> None:
     """Leave word that a signal of this number asked the run to stop; the first one counts."""
-    temporary = directory / f".stop-{os.getpid()}"
-    temporary.write_text(str(number))
     with contextlib.suppress(FileExistsError):
-        os.link(temporary, directory / "stop")
-    temporary.unlink()
+        os.symlink(str(number), directory / "stop")  # whole or not at all, and made on a full disk, too
 
 
 def asked_to_stop(directory: Path) -> int:
     """Which signal asked the run to stop, 0 if none did."""
     try:
-        return int((directory / "stop").read_text())
+        return int(os.readlink(directory / "stop"))
     except FileNotFoundError:
         return 0
 

@@ -151,14 +151,16 @@ class Group:
         guard = self._handled()
         failure = failures.describe(exception, self.world.rank)
         if guard is not None and guard.directory is not None:
-            failures.write(guard.directory, failure)
+            with contextlib.suppress(OSError):  # a full disk: the worker tries again, and says so, when it ends
+                failures.write(guard.directory, failure)
         if self.watchdog is not None:
             self.watchdog.off = True
         self._told = not failure.interrupt
         if self._peers is not None and not failure.interrupt:
             Uncaught(self.side, self.world.rank).install()
             if isinstance(exception, SystemExit):  # Python shows nothing of it; the terminal itself, as in Watchdog
-                print(failure.traceback, end="", file=sys.__stderr__, flush=True)
+                with contextlib.suppress(OSError):  # nobody reads it
+                    print(failure.traceback, end="", file=sys.__stderr__, flush=True)
             self._peers.forget()
         if self.store is not None and not failure.interrupt and not failure.follows:
             with contextlib.suppress(RuntimeError):  # the store went with the process that held it

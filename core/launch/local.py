@@ -147,6 +147,8 @@ class _Launch:
         self.number = next(_launches)
         self.meeting: Meeting | None = None
         self.news: News | None = None  # of other machines
+        self.elsewhere: failures.Failure | None = None  # what happened there, should the disk have no room for it
+        self.asked = 0  # as in the directory
         self.last_alive: dict[int, float] = {}
         self.asking = Asking(self._ask_to_stop, self._kill)
         self.pids: dict[int, int] = {}
@@ -231,7 +233,7 @@ class _Launch:
                 self.last_alive[rank] = now
             else:
                 ended |= not (self.directory / f"done-{rank}").exists()
-        records = failures.read(self.directory)
+        records = self._records()
         asked = {record.rank for record in records if record.interrupt and not record.follows}
         return len(asked) < len(records) or (ended and not asked)
 
@@ -248,7 +250,9 @@ class _Launch:
     # requests to stop
 
     def _ask_to_stop(self, number: int) -> None:
-        failures.ask_to_stop(self.directory, number)  # also for workers that are not there yet
+        self.asked = self.asked or number
+        with contextlib.suppress(OSError):  # a full disk: then the signal alone has to do
+            failures.ask_to_stop(self.directory, number)  # also for workers that are not there yet
         # SIGINT for all: to a worker SIGTERM may also mean that the agent ends it, since a peer has failed
         for pid in self._pids().values():
             with contextlib.suppress(ProcessLookupError):
@@ -289,10 +293,12 @@ class _Launch:
             if failure.rank not in self.ranks or failure.type_name == nodes.LOST:
                 # without a time: it counts as the first, whatever the clocks of two machines say
                 told = failures.Failure(failure.rank, failure.type_name, failure.message, failure.traceback)
-                failures.write(self.directory, told)
+                self.elsewhere = told
+                with contextlib.suppress(OSError):  # a full disk; tried again at the next look
+                    failures.write(self.directory, told)
         elif news.failed is None:
             self._post(news, self._silent() if silent else [])
-        asked = failures.asked_to_stop(self.directory)
+        asked = failures.asked_to_stop(self.directory) or self.asked
         if news.asked and not asked:
             self._ask_to_stop(news.asked)
         elif asked and not news.asked:
@@ -324,12 +330,18 @@ class _Launch:
     def _judge(self) -> None:
         if self.asking.again:
             raise stopped_by(self.asking.number)
-        found = failures.read(self.directory) + self._silent()
+        found = self._records() + self._silent()
         if not found and isinstance(self.error, LaunchError) and not self.asking.number:
             raise self.error
         if not found and self.error is not None and not self.asking.number:
             raise LaunchError(f"the workers could not be started: {self.error}") from self.error
         judge(found, self.asking.number)
+
+    def _records(self) -> list[failures.Failure]:
+        records = failures.read(self.directory)
+        if self.elsewhere is not None and all(one.rank != self.elsewhere.rank for one in records):
+            records.append(self.elsewhere)
+        return records
 
     def _ended_well(self, rank: int) -> bool:
         never_started = self.error is not None and not self.exit_codes

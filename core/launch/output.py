@@ -64,8 +64,9 @@ class Output:
 
     def note(self, error: BaseException) -> None:
         """Write an error into this rank's file."""
-        self._file.write("".join(traceback.format_exception(error)))
-        self._file.flush()
+        with contextlib.suppress(OSError):  # a full disk, as below: neither ends a run nor hides how it ended
+            self._file.write("".join(traceback.format_exception(error)))
+            self._file.flush()
 
     def close(self, *, failed: bool) -> None:
         """Leave all as it was. Rank 0 shows the warnings that have not been shown yet, of a good end those of all."""
@@ -77,7 +78,8 @@ class Output:
             sys.stdout, sys.stderr = self._streams
             for copy in self._copies:
                 copy.end()
-        self._file.close()
+        with contextlib.suppress(OSError):
+            self._file.close()
 
     def _warn(
         self, message: Warning | str, category: type[Warning], filename: str, lineno: int,
@@ -104,7 +106,8 @@ class _Copy:
         if self._shown:
             self._stream.write(text)
         if not self._file.closed and not _MOVES.search(text):  # else a bar's
-            self._file.write(_ESCAPE.sub("", text))
+            with contextlib.suppress(OSError):
+                self._file.write(_ESCAPE.sub("", text))
         return len(text)
 
     def writelines(self, lines: Iterable[str]) -> None:
@@ -114,7 +117,8 @@ class _Copy:
     def flush(self) -> None:
         self._stream.flush()
         if not self._file.closed:
-            self._file.flush()
+            with contextlib.suppress(OSError):
+                self._file.flush()
 
     def isatty(self) -> bool:
         return self._shown and self._stream.isatty()
@@ -207,7 +211,8 @@ class _Warnings:
         for text, ranks in ready:
             first, _, rest = text.rstrip().partition("\n")
             lines = [f"{first}{self._by(ranks)}", *filter(None, [rest])]
-            print("\n".join(lines), file=sys.stderr, flush=True)
+            with contextlib.suppress(OSError):  # nobody reads it any more
+                print("\n".join(lines), file=sys.stderr, flush=True)
 
     def _by(self, ranks: set[int]) -> str:
         if self.world_size == 1:
@@ -219,9 +224,10 @@ class _Warnings:
 def supervised(directory: Path, text: str) -> None:
     """Add to what the supervisor of a run says of its attempts."""
     path = directory / FOLDER / "supervisor.log"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a") as file:
-        print(f"---- {_now()}: process {os.getpid()}\n{text}", file=file)
+    with contextlib.suppress(OSError):  # a full disk: the next attempt is made all the same
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("a") as file:
+            print(f"---- {_now()}: process {os.getpid()}\n{text}", file=file)
 
 
 def _open(path: Path, world: World) -> IO[str]:

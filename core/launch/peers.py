@@ -26,8 +26,10 @@ class Peers:
         self.store, self.rank = store, rank
         self._unknown = [other for other in range(world_size) if other != rank]
         self._here: dict[int, tuple[int, Path]] = {}  # ranks on this machine: their processes, and what they note
-        self.notes, path = tempfile.mkstemp(prefix="trivet-place-")  # where this rank is, for when it is killed
-        self._remove = {Path(path)}
+        self.notes, path = -1, os.devnull
+        with contextlib.suppress(OSError):  # nowhere to write to: then it leaves no notes
+            self.notes, path = tempfile.mkstemp(prefix="trivet-place-")  # where this rank is, for when it is killed
+        self._remove = {Path(path)} if self.notes >= 0 else set()
         store.set(f"process/{rank}", f"{os.getpid()} {_processes_of()} {path}")
 
     def look(self) -> RankFailed | None:
@@ -38,7 +40,7 @@ class Peers:
             gone = next((rank for rank in ended if not self.store.check([f"done/{rank}"])), -1)
             told = failures.posted(self.store)  # asked after that: it may have told, and ended since
             first = gone if told is None else told.rank
-            if first in self._here:
+            if first in self._here and str(self._here[first][1]) != os.devnull:
                 self._remove.add(self._here[first][1])  # it may never come to remove them itself
             if told is not None or gone >= 0:
                 for process, _ in self._here.values():
@@ -66,13 +68,15 @@ class Peers:
 
     def close(self) -> None:
         """This rank leaves."""
-        os.close(self.notes)
+        if self.notes >= 0:
+            os.close(self.notes)
         self.forget()
 
     def forget(self) -> None:
         """Remove what this rank noted, since it has told what happened, and the notes of those that are gone."""
         for path in self._remove:
-            path.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                path.unlink()
 
     def asked(self) -> int:
         """Which signal asked a rank to stop, 0 if none did."""

@@ -120,11 +120,13 @@ class Rank:
         """Let this rank know that one has failed, which may be itself, or that it is asked to stop."""
         if failure is not None:
             self.told.add(failure.rank)
-            failures.write(self.directory, failure)
+            with contextlib.suppress(OSError):  # a full disk: whoever calls ends this rank soon
+                failures.write(self.directory, failure)
             if self.process is not None:
                 end_stopped(self.process.pid)
         if asked:
-            failures.ask_to_stop(self.directory, asked)
+            with contextlib.suppress(OSError):  # then the signal alone has to do
+                failures.ask_to_stop(self.directory, asked)
         if interrupt and self.process is not None and self.process.poll() is None:
             self.process.send_signal(signal.SIGINT)
 

@@ -3,6 +3,7 @@ that passes a request to stop on between ranks."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
@@ -70,14 +71,22 @@ class Watch:
         while not self._stopped.wait(_PERIOD_S):
             if self.parent is not None and os.getppid() != self.parent:
                 self._abandoned()
-            failure = self.look()
-            if failure is None:
-                self._pass_on()
-                continue
-            deadline = deadline or time.monotonic() + GRACE_S
-            if time.monotonic() >= deadline:
+            with contextlib.suppress(OSError):  # a full disk, no free descriptor: the next look may find it better
+                deadline = self._once(deadline)
+
+    def _once(self, deadline: float | None) -> float | None:
+        """Look, and answer when this process is to be ended, if it is."""
+        failure = self.look()
+        if failure is None:
+            self._pass_on()
+            return deadline
+        deadline = deadline or time.monotonic() + GRACE_S
+        if time.monotonic() >= deadline:
+            try:
                 self.last_words(failure)
+            finally:  # said or not
                 os._exit(1)
+        return deadline
 
     def _pass_on(self) -> None:
         """A signal may have reached this rank alone, or any other: each tells, and each is told."""

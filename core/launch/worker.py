@@ -16,6 +16,7 @@ import signal
 import sys
 import threading
 import time
+import traceback
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType
@@ -53,11 +54,26 @@ def main(directory: Path, parent: int) -> int:
         _run(settings, directory, world)
     except BaseException as exception:
         guard.handled = True
-        failures.write(directory, failures.describe(exception, world.rank))
-        return 0 if isinstance(exception, STOPS) else 1
+        return _leave_word(directory, world.rank, exception)
     guard.handled = True
     (directory / f"done-{world.rank}").touch()
     return 0
+
+
+def _leave_word(directory: Path, rank: int, exception: BaseException) -> int:
+    """Leave the record of what went wrong; answers the exit code."""
+    stops = isinstance(exception, STOPS)
+    try:
+        failures.write(directory, failures.describe(exception, rank))
+    except OSError as error:  # a full disk
+        with contextlib.suppress(OSError):
+            if stops:  # an empty file takes no room; without a word this rank would be taken for one that died
+                (directory / f"done-{rank}").touch()
+            else:
+                print(f"trivet: rank {rank} cannot leave its exception: {error}", file=sys.stderr)
+                traceback.print_exception(exception)
+        return 0 if stops else failures.UNWRITTEN
+    return 0 if stops else 1
 
 
 def _guard(directory: Path, parent: int, world: World) -> watch.Watch:

@@ -109,3 +109,16 @@ def test_nothing_is_left(tmp_path):
     assert os.stat(path).st_mode & 0o077 == 0
     peers.close()
     assert not os.path.exists(path)
+
+
+def test_without_room_for_notes_it_watches_all_the_same(monkeypatch, ended):
+    def full(**options):
+        raise FileNotFoundError(2, "No usable temporary directory found")
+
+    monkeypatch.setattr("tempfile.mkstemp", full)
+    peers = Peers(TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False), 0, 2)
+    _, host, notes = peers.store.get("process/0").decode().split(" ", 2)
+    peers.store.set("process/1", f"{ended} {host} {notes}")
+    assert peers.look().message.endswith("crash)")
+    peers.close()
+    assert os.path.exists(os.devnull)

@@ -1,6 +1,7 @@
 """Which other rank failed, where nobody but the ranks themselves looks after them."""
 
 import os
+import shutil
 import signal
 import subprocess
 import threading
@@ -83,7 +84,7 @@ def test_a_stopped_rank_is_killed_when_the_run_has_failed(peers, tmp_path, stopp
 def test_rays_actor_kills_it_too(stopped):
     rank = Rank(1)
     rank.process = stopped
-    rank.directory.rmdir()  # there is no more room for records than on a full disk
+    shutil.rmtree(rank.directory)  # there is no more room for records than on a full disk
     rank.tell(failures.Failure(1, "Hang", "does not answer"), 15, False)
     assert stopped.wait(10) == -signal.SIGKILL
     rank.end()

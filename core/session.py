@@ -6,14 +6,17 @@ import gc
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
 
 import torch
+from torch import nn
 
 from . import capture, evaluation, loaders, loop, predictions, profilers, resume
 from .callbacks.callback import Callback
@@ -68,13 +71,15 @@ def run(
         profilers.attach_hooks(profiler, hooks)
     for logger in trainer.loggers:
         logger.rank = world.rank
+    collect_earlier(module)
     group: Group | None = None
     output: Output | None = None
     failed = True
     with ExitStack() as leaving:  # runs all that it was given, last first, also when one of them raises
         leaving.callback(lambda: group.close(abort=failed) if group is not None else None)
         leaving.callback(lambda: output.close(failed=failed) if output is not None else None)
-        leaving.callback(gc.collect)  # a wrapper's autograd hooks would outlive the process group
+        if world.world_size > 1:
+            leaving.callback(gc.collect)  # a wrapper's autograd hooks would outlive the process group
         leaving.callback(lambda: finish_logging(trainer, "failed" if failed else "success"))
         leaving.callback(accelerator.teardown)
         accelerator.setup(device)
@@ -136,6 +141,25 @@ def run(
     if stop.requested and world.source != "local":  # too late to stop anything; a launcher answers for its workers
         raise stop.reason(trainer.progress.update)
     return left
+
+
+_LARGE_BYTES, _SELDOM_S = 2**24, 20.0
+_trained: WeakSet[nn.Module] = WeakSet()  # modules of this process's runs that still exist
+_collected = [time.monotonic()]
+
+
+def collect_earlier(module: nn.Module) -> None:
+    """Free what earlier runs of this process left: weights, optimizers and data that nobody holds any more hold each
+    other. A collection takes 0.2 s, so for small models it is made every 20 s at most."""
+    late = time.monotonic() > _collected[0] + _SELDOM_S
+    if any(late or _bytes(other) >= _LARGE_BYTES for other in _trained if other is not module):
+        gc.collect()
+        _collected[0] = time.monotonic()
+    _trained.add(module)
+
+
+def _bytes(module: nn.Module) -> int:
+    return sum(param.nbytes for param in module.parameters())
 
 
 def begun(trainer: Trainer, job: Job, beginning: Beginning) -> Job:
